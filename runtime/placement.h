@@ -13,8 +13,10 @@ namespace dsv41 {
 /// Owners of every (block, expert) among `ranks` expert ranks, numbered 0 … ranks-1 (MPI rank minus one).
 class Placement {
  public:
-  /// specification: "contiguous", "cyclic" or "file:PATH". Throws UsageError: unknown word, unreadable or malformed
-  /// file, owner out of range, missing entries; and for more ranks than a block has experts (N > E).
+  /// specification: "contiguous", "cyclic" or "file:PATH". Throws UsageError: unknown word, unreadable or
+  /// malformed file, owner out of range, missing entries; no rank at all; more ranks than a backbone block
+  /// has experts (N > E). Draft stages have fewer experts: there a rank may own none. A single process (-np
+  /// 1) counts as one expert rank.
   static Placement make(std::string_view specification, const ModelConfig& config, std::uint32_t ranks);
 
   std::uint32_t ranks() const { return ranks_; }

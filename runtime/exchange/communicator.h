@@ -2,6 +2,7 @@
 // mpi_communicator.cc is the only file that includes mpi.h.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,29 +17,46 @@ struct Request {
   std::size_t slot = static_cast<std::size_t>(-1);
 };
 
+/// Used from one thread. Everything but abort() throws PeerError when the message layer fails.
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual std::string host() const = 0;
+  /// Name of the machine a rank runs on.
+  virtual std::string host_of(int rank) const = 0;
+  std::string host() const { return host_of(rank()); }
   /// What carries the messages, for the start line: for example "Open MPI 4.1.4, ob1 (vader, tcp)".
   virtual std::string transport() const = 0;
+  /// Whether this machine holds more ranks than cores: then a rank that waits had better sleep.
+  virtual bool oversubscribed() const = 0;
 
   virtual Request send(std::span<const std::byte> buffer, int destination, int tag) = 0;
   virtual Request receive(std::span<std::byte> buffer, int source, int tag) = 0;
-  /// Whether the operation is complete; then `bytes` (if given) is what was received and the handle is free again.
+  /// Whether the operation is complete; then `bytes` (if given) is what was received and the handle is free
+  /// again. A message longer than its buffer is a PeerError that names the rank.
   virtual bool test(Request& request, std::size_t* bytes = nullptr) = 0;
+  /// Gives up a receive, or stops caring about a send.
   virtual void cancel(Request& request) = 0;
-
-  // Collectives, used at start and end only.
-  virtual void barrier() = 0;
-  virtual void broadcast(std::span<std::byte> buffer, int root) = 0;
-  /// On the root: size() strings in rank order; elsewhere empty.
-  virtual std::vector<std::string> gather(const std::string& text, int root) = 0;
 
   /// Ends the whole job at once with this exit code. Does not return.
   [[noreturn]] virtual void abort(int exit_code) = 0;
+
+  // Collectives over point-to-point messages, used at start and end only. They throw PeerError naming the
+  // ranks that have not arrived within the timeout, so that a stopped rank never hangs the others.
+  void barrier();
+  void broadcast(std::span<std::byte> buffer, int root);
+  /// On the root: size() strings in rank order; elsewhere empty. At most kMaxText bytes each.
+  std::vector<std::string> gather(const std::string& text, int root);
+
+  static constexpr std::size_t kMaxText = 1 << 16;
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+ private:
+  void wait_all(std::span<Request> requests, std::span<const int> peers, std::span<std::size_t> bytes,
+                const char* what);
+  std::chrono::milliseconds timeout_ = std::chrono::seconds(60);
 };
 
 /// Initializes the message layer (MPI_Init_thread) on first use; finalized at destruction.

@@ -1,0 +1,64 @@
+// Start agreement: every rank reports what it opened, all get the same verdict (docs/runtime.md, "Roles",
+// "Behaviour").
+//
+// The way of a program:
+//   StartReport mine = start_report(communicator);
+//   try { open, place, check; mine.config_fingerprint = …; mine.held = held_experts(…); }
+//   catch (const Error& error) { mine.fail(error); }
+//   const StartVerdict verdict = agree(communicator, mine);
+//   if (verdict.code != ExitCode::Ok) { if (rank 0) print verdict.message; return verdict.code; }  // then
+//   finalize
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "loader/error.h"
+#include "runtime/exchange/communicator.h"
+#include "runtime/experts.h"
+#include "runtime/placement.h"
+
+namespace dsv41 {
+
+/// The experts of one rank.
+struct HeldExperts {
+  std::uint64_t experts = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// Looks up every expert that expert rank `owner` (0-based) owns: throws CheckpointError when one is missing.
+HeldExperts held_experts(ExpertSource& source, const Placement& placement, std::uint32_t owner);
+
+struct StartReport {
+  ExitCode code = ExitCode::Ok;  // this rank's own failure, if any
+  std::string message;
+  std::uint32_t protocol = 0;  // of the messages (exchange/messages.h)
+  std::string program_version;
+  std::uint64_t config_fingerprint = 0;     // Checkpoint::fingerprint()
+  std::uint64_t placement_fingerprint = 0;  // Placement::fingerprint()
+  std::uint32_t max_rows = 0;               // rows per step: sizes every buffer
+  HeldExperts held;
+  std::string host, device;  // device: ExpertEngine::describe(), or what the host rank computes on
+
+  void fail(const Error& error) {
+    code = error.code();
+    message = error.what();
+  }
+};
+
+/// A report with protocol and host filled in.
+StartReport start_report(const Communicator& communicator, std::string program_version);
+
+struct StartVerdict {
+  ExitCode code = ExitCode::Ok;
+  std::string message;               // one line, the same on every rank
+  std::vector<StartReport> reports;  // in rank order; on rank 0 only
+};
+
+/// Collective. A failure that every rank shares is said once; one of some ranks names the first of them and
+/// its host; so does a difference in protocol, program, config, placement or rows per step. Throws PeerError
+/// when a rank does not report within the communicator's timeout.
+StartVerdict agree(Communicator& communicator, const StartReport& mine);
+
+}  // namespace dsv41
