@@ -38,7 +38,8 @@ struct ModelConfig {
   std::string dtype, expert_dtype;
   double compress_rope_theta = 0;
   std::vector<std::uint32_t> compress_ratios;  // n_layers + n_mtp_layers entries
-  std::uint32_t vision_n_layers = 0, vision_dim = 0, vision_n_heads = 0, vision_inter_dim = 0, vision_patch_size = 0;
+  std::uint32_t vision_n_layers = 0, vision_dim = 0, vision_n_heads = 0, vision_inter_dim = 0,
+                vision_patch_size = 0;
   std::uint32_t vision_downsample_ratio = 0, vision_max_n_token = 0, vision_min_pixels = 0;
   std::optional<double> vision_max_wh_ratio;
   std::uint32_t image_token_id = 0, engram_n_heads = 0, engram_head_dim = 0;
@@ -48,7 +49,8 @@ struct ModelConfig {
   struct Nested {
     std::optional<std::string> dtype, model_type, hidden_act, topk_method;
     std::vector<std::string> architectures;
-    std::optional<std::uint32_t> bos_token_id, eos_token_id, pad_token_id, max_position_embeddings, num_key_value_heads;
+    std::optional<std::uint32_t> bos_token_id, eos_token_id, pad_token_id, max_position_embeddings,
+        num_key_value_heads;
     std::optional<bool> tie_word_embeddings, norm_topk_prob;
   } nested;
 
@@ -58,7 +60,9 @@ struct ModelConfig {
   std::uint32_t max_positions() const { return nested.max_position_embeddings.value_or(1048576); }
 
   std::uint32_t n_blocks() const { return n_layers + n_mtp_layers; }  // backbone layers, then draft stages
-  std::uint32_t experts_of(std::uint32_t block) const { return block < n_layers ? n_routed_experts : dspark_n_routed_experts; }
+  std::uint32_t experts_of(std::uint32_t block) const {
+    return block < n_layers ? n_routed_experts : dspark_n_routed_experts;
+  }
   std::uint32_t experts_per_token(std::uint32_t block) const {
     return block < n_layers ? n_activated_experts : dspark_n_activated_experts;
   }
@@ -73,7 +77,8 @@ struct ModelConfig {
   std::optional<std::size_t> engram_index(std::uint32_t layer) const;
 };
 
-/// Reads one config file of either layout. Throws CheckpointError with the file and the key that is missing or wrong.
+/// Reads one config file of either layout. Throws CheckpointError with the file and the key that is missing
+/// or wrong.
 ModelConfig read_config(const std::filesystem::path& file);
 ModelConfig parse_config(std::string_view json, std::string_view name_for_messages);
 /// config.json of a checkpoint directory, else inference/config.json.
@@ -82,7 +87,8 @@ std::filesystem::path find_config(const std::filesystem::path& directory);
 /// The flat layout, 64 keys in the released order; reading it back gives the same schema (without `nested`).
 std::string to_flat_json(const ModelConfig& config);
 
-/// Names of the fields on which two configs differ, nested-only fields included (as released pair: exactly twelve).
+/// Names of the fields on which two configs differ, nested-only fields included (as released pair: exactly
+/// twelve).
 std::vector<std::string> differing_fields(const ModelConfig& a, const ModelConfig& b);
 
 /// Everything the forward pass relies on (divisibility, ranges, sources in order, list lengths, topk against

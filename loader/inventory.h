@@ -3,23 +3,53 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "loader/config.h"
+#include "loader/names.h"
 #include "loader/safetensors.h"
 
 namespace dsv41 {
 
+/// What kind of weights a tensor belongs to: the lines of the audit's byte table.
+enum class Category : std::uint8_t {
+  RoutedExperts,     // of backbone layers and draft stages
+  EngramTables,      // all tensors of an Engram layer
+  Attention,         // of backbone layers: projections, compressor, indexer, sink
+  EmbeddingAndHead,  // embed, head, norm
+  SharedExperts,     // of backbone layers
+  Vision,            // tower, aligner, image delimiters
+  Draft,             // mtp.*, without its routed experts
+  Norms,             // layer norms, hyper-connections and gates of backbone layers
+};
+
 struct ExpectedTensor {
-  std::string name;
-  DType dtype;
-  std::vector<std::uint64_t> shape;
-  std::uint32_t shard;  // 1-based, the released grouping: vision, embed, layers…, head, draft stages, engram layers
+  std::string_view name;  // lives in the inventory's arena
+  DType dtype = DType::U8;
+  Shape shape;
+  std::uint32_t shard =
+      0;  // 1-based, the released grouping: vision, embed, layers…, head, draft stages, engram layers
+  Category category = Category::Norms;
+  std::string_view fields;  // the config fields that give the shape, for messages
+  std::uint64_t bytes() const { return shape.elements().value_or(0) * dtype_bytes(dtype); }
 };
 
 /// All tensors in shard order. The released config gives 96,085 tensors and 510,286,023,000 bytes.
-std::vector<ExpectedTensor> inventory(const ModelConfig& config);
+struct Inventory {
+  std::vector<ExpectedTensor> tensors;
+  NameArena names;
+  auto begin() const { return tensors.begin(); }
+  auto end() const { return tensors.end(); }
+  std::size_t size() const { return tensors.size(); }
+  const ExpectedTensor& operator[](std::size_t i) const { return tensors[i]; }
+};
+
+/// Number of tensors, without building them; saturates instead of overflowing.
+std::uint64_t tensor_count(const ModelConfig& config);
+/// Throws CheckpointError when the config asks for more than kMaxTensors tensors.
+inline constexpr std::uint64_t kMaxTensors = 4'000'000;
+Inventory inventory(const ModelConfig& config);
 std::uint32_t shard_count(const ModelConfig& config);
 
 }  // namespace dsv41
