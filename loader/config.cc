@@ -162,12 +162,18 @@ ModelConfig read_config(const std::filesystem::path& file) {
 }
 
 std::filesystem::path find_config(const std::filesystem::path& directory) {
-  for (const char* candidate : {"config.json", "inference/config.json"}) {
-    std::error_code ignored;
-    if (std::filesystem::exists(directory / candidate, ignored)) return directory / candidate;
-  }
-  throw CheckpointError(
-      fmt::format("{}: neither config.json nor inference/config.json is there", directory.string()));
+  std::error_code ignored;
+  for (const char* candidate : {"config.json", "inference/config.json"})
+    // Not exists(): a symbolic link that leads nowhere is to be reported by whoever opens it.
+    if (std::filesystem::symlink_status(directory / candidate, ignored).type() !=
+        std::filesystem::file_type::not_found)
+      return directory / candidate;
+  if (std::filesystem::is_empty(directory, ignored))
+    throw CheckpointError(
+        fmt::format("{}: the directory is empty; download the checkpoint into it", directory.string()));
+  throw CheckpointError(fmt::format(
+      "{}: not a DeepSeek-V4.1 checkpoint: neither config.json nor inference/config.json is there",
+      directory.string()));
 }
 
 std::string to_flat_json(const ModelConfig& config) {

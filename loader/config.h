@@ -81,7 +81,8 @@ struct ModelConfig {
 /// or wrong.
 ModelConfig read_config(const std::filesystem::path& file);
 ModelConfig parse_config(std::string_view json, std::string_view name_for_messages);
-/// config.json of a checkpoint directory, else inference/config.json.
+/// config.json of a checkpoint directory, else inference/config.json. Throws CheckpointError when neither is
+/// there.
 std::filesystem::path find_config(const std::filesystem::path& directory);
 
 /// The flat layout, 64 keys in the released order; reading it back gives the same schema (without `nested`).
