@@ -35,7 +35,7 @@ DSV41_HOST_DEVICE inline BFloat16 to_bfloat16(float value) {
 DSV41_HOST_DEVICE inline BFloat16 to_bfloat16(double value) { return to_bfloat16(static_cast<float>(value)); }
 
 /// E4M3 (1-4-3, bias 7, no infinities; 0x7F and 0xFF are NaN) -> fp32, exact.
-DSV41_HOST_DEVICE inline float decode_e4m3(std::uint8_t code) {
+DSV41_HOST_DEVICE constexpr float decode_e4m3(std::uint8_t code) {
   const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80u) << 24;
   const std::uint32_t exponent = (code >> 3) & 0xFu;
   const std::uint32_t mantissa = code & 0x7u;
@@ -65,14 +65,14 @@ DSV41_HOST_DEVICE inline std::uint8_t encode_e4m3(float value) {
 }
 
 /// E8M0: 2^(code-127); 0 is 2^-127 (an fp32 subnormal), 255 is NaN.
-DSV41_HOST_DEVICE inline float decode_e8m0(std::uint8_t code) {
+DSV41_HOST_DEVICE constexpr float decode_e8m0(std::uint8_t code) {
   if (code == 255) return std::bit_cast<float>(0x7FC00000u);
   if (code == 0) return std::bit_cast<float>(0x00400000u);
   return std::bit_cast<float>(static_cast<std::uint32_t>(code) << 23);
 }
 
 /// E2M1: codes 0..7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign. Only the low nibble is read.
-DSV41_HOST_DEVICE inline float decode_e2m1(std::uint8_t code) {
+DSV41_HOST_DEVICE constexpr float decode_e2m1(std::uint8_t code) {
   const std::uint32_t sign = static_cast<std::uint32_t>(code & 8u) << 28;
   const std::uint32_t exponent = (code >> 1) & 3u;
   const std::uint32_t mantissa = code & 1u;

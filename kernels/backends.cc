@@ -1,0 +1,47 @@
+// The table of backends, best first. A backend is one line: its operations, what it needs, whether this CPU
+// has that.
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "kernels/ops.h"
+
+namespace dsv41 {
+namespace {
+
+struct Entry {
+  const Ops& (*ops)();
+  const char* requires_features;
+  bool (*usable)();
+};
+
+constexpr Entry kBackends[] = {
+    {plain_ops, "any CPU", [] { return true; }},
+};
+
+}  // namespace
+
+std::size_t backend_count() {
+  return std::size(kBackends);
+}
+
+BackendChoice backend(std::size_t index) {
+  const Entry& entry = kBackends[index];
+  return {&entry.ops(), entry.requires_features, entry.usable()};
+}
+
+const Ops& find_backend(const char* name) {
+  const std::string_view wanted = name;
+  std::string known = "auto";
+  for (std::size_t i = 0; i < backend_count(); ++i) {
+    const BackendChoice choice = backend(i);
+    if (choice.usable && (wanted == "auto" || wanted == choice.ops->name)) return *choice.ops;
+    if (wanted == choice.ops->name)
+      throw std::invalid_argument("backend '" + std::string(wanted) + "' needs " + choice.requires_features +
+                                  ", which this CPU does not have; use 'auto'");
+    known += std::string(", ") + choice.ops->name;
+  }
+  throw std::invalid_argument("no backend is called '" + std::string(wanted) + "'; there are: " + known);
+}
+
+}  // namespace dsv41
