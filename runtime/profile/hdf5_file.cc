@@ -2,6 +2,7 @@
 // locks.
 #include "runtime/profile/hdf5_file.h"
 
+#include <endian.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <hdf5.h>
@@ -34,6 +35,7 @@ class Id {
 
   operator hid_t() const { return id_; }
   bool valid() const { return id_ >= 0; }
+  void abandon() { id_ = -1; }
   bool close() {
     const hid_t id = std::exchange(id_, -1);
     return id < 0 || release_(id) >= 0;
@@ -127,14 +129,27 @@ struct Writer::Impl {
     std::vector<hsize_t> shape;  // rows first
   };
 
+  ~Impl() {
+    if (failed) {
+      // Writing on would leave less than what the last flush left; closing writes.
+      for (Dataset& dataset : datasets) dataset.id.abandon();
+      file.abandon();
+    }
+    close();
+    if (descriptor >= 0) ::close(descriptor);
+  }
+
   std::string path;
+  mutable bool failed = false;
+  int descriptor = -1;  // the same file, for the end-of-file address
   Id file;
   std::vector<Dataset> datasets;
 
   template <class T>
   T check(T result, const char* what) const {
-    if (result < 0) throw ResourceError(fmt::format("{}: cannot {}: {}", path, what, last_error()));
-    return result;
+    if (result >= 0) return result;
+    failed = true;
+    throw ResourceError(fmt::format("{}: cannot {}: {}", path, what, last_error()));
   }
   Id own(hid_t id, herr_t (*release)(hid_t), const char* what) const { return Id(check(id, what), release); }
 
@@ -151,6 +166,43 @@ struct Writer::Impl {
             H5Dclose, "create a dataset");
     datasets.push_back({std::move(id), memory_type(type), std::move(shape)});
     return datasets.size() - 1;
+  }
+
+  // The library writes new structures before the superblock that says how far the file reaches: killed in
+  // between, it would leave references beyond the end, and a reader that comes in between would see them. So
+  // the end that the superblock names, and the file itself, lie ahead of what is used until the file is
+  // closed. The address of the end of file is 8 bytes at 40 of superblock version 0, the only one that the
+  // earliest format uses.
+  static constexpr off_t kEndOfFileField = 40;
+  static constexpr std::uint64_t kAhead = 32 << 20;
+  std::uint64_t end_ahead = 0, end_used = 0;
+
+  bool write_end(std::uint64_t end) const {
+    const std::uint64_t little_endian = htole64(end);
+    return pwrite(descriptor, &little_endian, sizeof little_endian, kEndOfFileField) == sizeof little_endian;
+  }
+  /// After a flush. Where the file cannot reach ahead (a limit on file sizes) only the protection is missing.
+  void move_end_ahead() {
+    hsize_t used = 0;
+    check(H5Fget_filesize(file, &used), "read the file size");
+    end_used = used;
+    if (end_ahead < end_used + kAhead / 2) end_ahead = end_used + kAhead;
+    if (ftruncate(descriptor, static_cast<off_t>(end_ahead)) == 0) write_end(end_ahead);
+  }
+  /// After the library has closed the file.
+  bool move_end_back() const {
+    std::uint64_t end = 0;
+    if (end_ahead == 0) return true;
+    if (pread(descriptor, &end, sizeof end, kEndOfFileField) != sizeof end) return false;
+    end = le64toh(end);
+    if (end == end_ahead) end = end_used;  // the library had no reason to write its superblock again
+    return write_end(end) && ftruncate(descriptor, static_cast<off_t>(end)) == 0;
+  }
+  bool close() {
+    datasets.clear();
+    if (!file.valid()) return true;
+    const bool closed = file.close();
+    return move_end_back() && closed;
   }
 
   void write_attribute(const std::string& object, const char* name, hid_t type, const Id& space,
@@ -179,7 +231,7 @@ Writer::Writer(const std::filesystem::path& path) : impl_(std::make_unique<Impl>
     if (errno == ENOSPC || errno == EDQUOT || errno == EIO) throw ResourceError(message);
     throw UsageError(message);
   }
-  ::close(descriptor);
+  impl_->descriptor = descriptor;
 
   const Id access = access_without_locks();
   H5Pset_libver_bounds(access, H5F_LIBVER_EARLIEST, H5F_LIBVER_EARLIEST);
@@ -276,14 +328,13 @@ void Writer::attribute(const std::string& object, const char* name, std::span<co
 
 void Writer::flush() {
   impl_->check(H5Fflush(impl_->file, H5F_SCOPE_LOCAL), "flush");
+  impl_->move_end_ahead();
 }
 
 void Writer::close() {
   if (!impl_->file.valid()) return;
-  flush();
-  impl_->datasets.clear();
-  if (!impl_->file.close())
-    throw ResourceError(fmt::format("{}: cannot close: {}", impl_->path, last_error()));
+  impl_->check(H5Fflush(impl_->file, H5F_SCOPE_LOCAL), "flush");
+  if (!impl_->close()) throw ResourceError(fmt::format("{}: cannot close: {}", impl_->path, last_error()));
 }
 
 // ---- Reader
