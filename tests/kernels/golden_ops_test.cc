@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -430,6 +431,10 @@ struct GoldenCase {
   const char* name;
   void (*check)(const Ops& ops);
 };
+
+void PrintTo(const GoldenCase& golden_case, std::ostream* out) {
+  *out << golden_case.name;
+}
 
 class GoldenOps : public ::testing::TestWithParam<GoldenCase> {};
 
