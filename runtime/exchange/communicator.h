@@ -14,7 +14,9 @@ namespace dsv41 {
 
 /// Handle of a non-blocking operation; the buffer must stay in place until it is complete.
 struct Request {
-  std::size_t slot = static_cast<std::size_t>(-1);
+  std::size_t slot = kEmpty;
+  static constexpr std::size_t kEmpty = static_cast<std::size_t>(-1);
+  bool empty() const { return slot == kEmpty; }
 };
 
 /// Used from one thread. Everything but abort() throws PeerError when the message layer fails.
@@ -36,7 +38,7 @@ class Communicator {
   /// Whether the operation is complete; then `bytes` (if given) is what was received and the handle is free
   /// again. A message longer than its buffer is a PeerError that names the rank.
   virtual bool test(Request& request, std::size_t* bytes = nullptr) = 0;
-  /// Gives up a receive, or stops caring about a send.
+  /// Gives up a receive, or stops caring about a send. Nothing for an empty handle.
   virtual void cancel(Request& request) = 0;
 
   /// Ends the whole job at once with this exit code. Does not return.

@@ -1,0 +1,264 @@
+// The communicator over MPI: the only file that includes mpi.h (communicator.h; docs/runtime.md, "Exchange").
+#include <fmt/format.h>
+#define OMPI_SKIP_MPICXX 1  // the C interface only
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <string_view>
+#include <thread>
+
+#include "loader/error.h"
+#include "runtime/exchange/backoff.h"
+#include "runtime/exchange/communicator.h"
+
+namespace dsv41 {
+namespace {
+
+constexpr std::size_t kHostNameBytes = 256;
+constexpr std::chrono::seconds kFinalizeTimeout{20};
+constexpr std::chrono::milliseconds kAbortDelay{300};
+
+std::string error_text(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  return {text.data(), static_cast<std::size_t>(length)};
+}
+
+void check(int code, const char* what) {
+  if (code != MPI_SUCCESS) throw PeerError(fmt::format("{}: {}", what, error_text(code)));
+}
+
+/// Names of the components of one MPI framework ("pml", "btl", …) that are still open: the library registers
+/// their control variables as <framework>_<component>_<variable> and withdraws those of components it did not
+/// select.
+std::set<std::string> open_components(std::string_view framework) {
+  std::set<std::string> components;
+  int count = 0;
+  if (MPI_T_cvar_get_num(&count) != MPI_SUCCESS) return components;
+  const std::string prefix = std::string(framework) + "_", suffix = "_major_version";
+  for (int index = 0; index < count; ++index) {
+    std::array<char, 256> name{}, description{};
+    int name_length = name.size(), description_length = description.size(), verbosity = 0, bind = 0,
+        scope = 0;
+    MPI_Datatype type{};
+    MPI_T_enum values{};
+    if (MPI_T_cvar_get_info(index, name.data(), &name_length, &verbosity, &type, &values, description.data(),
+                            &description_length, &bind, &scope) != MPI_SUCCESS)
+      continue;
+    const std::string_view variable = name.data();
+    if (variable.size() <= prefix.size() + suffix.size() || !variable.starts_with(prefix) ||
+        !variable.ends_with(suffix))
+      continue;
+    components.emplace(variable.substr(prefix.size(), variable.size() - prefix.size() - suffix.size()));
+  }
+  components.erase("base");
+  return components;
+}
+
+std::string describe_transport() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
+  int length = 0;
+  MPI_Get_library_version(version.data(), &length);
+  std::string text(version.data(), static_cast<std::size_t>(length));
+  text = text.substr(0, text.find_first_of(",\n"));  // "Open MPI v4.1.4, package: …"
+
+  int provided = 0;
+  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS) return text;
+  const auto pml = open_components("pml");
+  const auto btl = open_components("btl");
+  MPI_T_finalize();
+  if (!pml.empty()) text += fmt::format(", {}", fmt::join(pml, " "));
+  if (pml.contains("ob1") && !btl.empty()) {
+    text += fmt::format(" ({})", fmt::join(btl, ", "));
+  } else if (pml.contains("ucx")) {
+    const char* transports = std::getenv("UCX_TLS");
+    text += fmt::format(" (UCX_TLS={})", transports != nullptr ? transports : "all");
+  }
+  return text;
+}
+
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator() {
+    int provided = 0;
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
+      throw ResourceError(
+          "MPI_Init_thread failed: is the program started by the launcher of the same MPI library?");
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+    check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+    exchange_host_names();
+    transport_ = describe_transport();
+  }
+
+  ~MpiCommunicator() override { finalize(); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string host_of(int rank) const override { return hosts_.at(static_cast<std::size_t>(rank)); }
+  std::string transport() const override { return transport_; }
+  bool oversubscribed() const override { return oversubscribed_; }
+
+  Request send(std::span<const std::byte> buffer, int destination, int tag) override {
+    const std::size_t slot = free_slot(destination, false);
+    const int code = MPI_Isend(buffer.data(), static_cast<int>(buffer.size()), MPI_BYTE, destination, tag,
+                               MPI_COMM_WORLD, &slots_[slot].request);
+    return started(slot, code, "sending to");
+  }
+
+  Request receive(std::span<std::byte> buffer, int source, int tag) override {
+    const std::size_t slot = free_slot(source, true);
+    const int code = MPI_Irecv(buffer.data(), static_cast<int>(buffer.size()), MPI_BYTE, source, tag,
+                               MPI_COMM_WORLD, &slots_[slot].request);
+    return started(slot, code, "receiving from");
+  }
+
+  bool test(Request& request, std::size_t* bytes) override {
+    if (request.empty()) {
+      if (bytes != nullptr) *bytes = 0;
+      return true;
+    }
+    Slot& slot = slots_[request.slot];
+    int complete = 0;
+    MPI_Status status{};
+    const int code = MPI_Test(&slot.request, &complete, &status);
+    if (code != MPI_SUCCESS) {
+      const std::string text = fmt::format("message exchange with rank {} ({}): {}", slot.peer,
+                                           host_of(slot.peer), error_text(code));
+      release(request);
+      throw PeerError(text);
+    }
+    if (complete == 0) return false;
+    if (bytes != nullptr) {
+      int count = 0;
+      MPI_Get_count(&status, MPI_BYTE, &count);
+      *bytes = count > 0 ? static_cast<std::size_t>(count) : 0;
+    }
+    release(request);
+    return true;
+  }
+
+  void cancel(Request& request) override {
+    if (request.empty()) return;
+    Slot& slot = slots_[request.slot];
+    if (slot.receiving) {
+      MPI_Cancel(&slot.request);
+      int complete = 0;  // at once, unless the message is just arriving
+      for (int attempt = 0; attempt < 1000 && complete == 0; ++attempt)
+        if (MPI_Test(&slot.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+    }
+    if (slot.request != MPI_REQUEST_NULL) MPI_Request_free(&slot.request);
+    release(request);
+  }
+
+  void abort(int exit_code) override {
+    std::fflush(nullptr);
+    // The launcher drops output that it has not read when a job aborts: the line that says why must get
+    // through.
+    std::this_thread::sleep_for(kAbortDelay);
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::_Exit(exit_code);
+  }
+
+ private:
+  struct Slot {
+    MPI_Request request = MPI_REQUEST_NULL;
+    int peer = 0;
+    bool receiving = false;
+  };
+
+  std::size_t free_slot(int peer, bool receiving) {
+    if (free_.empty()) {
+      free_.push_back(slots_.size());
+      slots_.emplace_back();
+    }
+    const std::size_t slot = free_.back();
+    free_.pop_back();
+    slots_[slot] = {MPI_REQUEST_NULL, peer, receiving};
+    return slot;
+  }
+
+  Request started(std::size_t slot, int code, const char* what) {
+    if (code == MPI_SUCCESS) return {slot};
+    const int peer = slots_[slot].peer;
+    free_.push_back(slot);
+    throw PeerError(fmt::format("{} rank {} ({}): {}", what, peer, host_of(peer), error_text(code)));
+  }
+
+  void release(Request& request) {
+    free_.push_back(request.slot);
+    request = {};
+  }
+
+  void exchange_host_names() {
+    std::array<char, kHostNameBytes> mine{};
+    gethostname(mine.data(), mine.size() - 1);
+    std::vector<char> all(static_cast<std::size_t>(size_) * kHostNameBytes);
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Iallgather(mine.data(), kHostNameBytes, MPI_CHAR, all.data(), kHostNameBytes, MPI_CHAR,
+                         MPI_COMM_WORLD, &request),
+          "exchanging host names");
+    const auto deadline = std::chrono::steady_clock::now() + timeout();
+    Backoff backoff(true);
+    for (int complete = 0; complete == 0;) {
+      check(MPI_Test(&request, &complete, MPI_STATUS_IGNORE), "exchanging host names");
+      if (complete != 0) break;
+      if (std::chrono::steady_clock::now() > deadline)
+        throw PeerError(fmt::format("rank {} ({}): other ranks did not start within {} s", rank_, mine.data(),
+                                    std::chrono::duration_cast<std::chrono::seconds>(timeout()).count()));
+      backoff.wait();
+    }
+    for (int rank = 0; rank < size_; ++rank)
+      hosts_.emplace_back(all.data() + static_cast<std::size_t>(rank) * kHostNameBytes);
+    const auto ranks_here = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]);
+    oversubscribed_ =
+        ranks_here > static_cast<std::ptrdiff_t>(std::max(1u, std::thread::hardware_concurrency()));
+  }
+
+  /// MPI_Finalize waits for all ranks: when one of them is stopped or lost, this process must still end.
+  void finalize() {
+    std::mutex mutex;
+    std::condition_variable finished;
+    bool done = false;
+    std::thread watchdog([&] {
+      std::unique_lock lock(mutex);
+      if (finished.wait_for(lock, kFinalizeTimeout, [&] { return done; })) return;
+      std::fprintf(stderr, "dsv41-mpi: rank %d: other ranks did not end within %d s\n", rank_,
+                   static_cast<int>(kFinalizeTimeout.count()));
+      std::fflush(nullptr);
+      std::_Exit(static_cast<int>(ExitCode::Peer));
+    });
+    MPI_Finalize();
+    {
+      const std::lock_guard lock(mutex);
+      done = true;
+    }
+    finished.notify_one();
+    watchdog.join();
+  }
+
+  int rank_ = 0, size_ = 1;
+  bool oversubscribed_ = false;
+  std::vector<std::string> hosts_;
+  std::string transport_;
+  std::vector<Slot> slots_;
+  std::vector<std::size_t> free_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_mpi_communicator() {
+  return std::make_unique<MpiCommunicator>();
+}
+
+}  // namespace dsv41
