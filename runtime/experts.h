@@ -51,11 +51,12 @@ struct RankTiming {
   std::uint64_t wait_ns = 0;         // idle before it: from the end of the previous reply
   std::uint64_t receive_ns = 0;      // validating and unpacking
   std::uint64_t compute_ns = 0;
-  std::uint64_t send_ns = 0;  // handing over the rank's previous reply (its own cannot be known yet)
-  std::uint64_t bytes_read = 0;
+  std::uint64_t send_ns = 0;     // handing over the rank's previous reply (its own cannot be known yet)
+  std::uint64_t bytes_read = 0;  // of expert matrices the computation went over
   std::uint32_t experts_touched = 0;
   std::uint32_t cache_hits = 0;
   std::uint32_t cache_misses = 0;
+  std::uint32_t reserved = 0;  // no padding: the struct travels as it lies in memory
 };
 
 /// One rank's part in a finished call, as the host saw it.
