@@ -56,9 +56,12 @@ struct StartVerdict {
   std::vector<StartReport> reports;  // in rank order; on rank 0 only
 };
 
-/// Collective. A failure that every rank shares is said once; one of some ranks names the first of them and
-/// its host; so does a difference in protocol, program, config, placement or rows per step. Throws PeerError
-/// when a rank does not report within the communicator's timeout.
+/// What rank 0 makes of the reports, in rank order.
+StartVerdict judge(std::vector<StartReport> reports);
+
+/// Collective: gather, judge, broadcast. A failure that every rank shares is said once; one of some ranks
+/// names the first of them and its host; so does a difference in protocol, program, config, placement or rows
+/// per step. Throws PeerError when a rank does not report within the communicator's timeout.
 StartVerdict agree(Communicator& communicator, const StartReport& mine);
 
 }  // namespace dsv41

@@ -1,0 +1,182 @@
+// Collects what every rank opened and judges it once, on rank 0 (agreement.h; docs/runtime.md, "Roles",
+// "Behaviour").
+#include "runtime/agreement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "runtime/exchange/messages.h"
+
+namespace dsv41 {
+namespace {
+
+constexpr std::size_t kVerdictText = 4096;
+struct VerdictBytes {
+  std::uint32_t code = 0;
+  std::uint32_t text_bytes = 0;
+  std::array<char, kVerdictText> text{};
+};
+
+std::string to_text(const StartReport& report) {
+  nlohmann::ordered_json json;
+  json["code"] = static_cast<int>(report.code);
+  json["message"] = report.message.substr(0, kVerdictText);
+  json["protocol"] = report.protocol;
+  json["program"] = report.program_version;
+  json["config"] = report.config_fingerprint;
+  json["placement"] = report.placement_fingerprint;
+  json["max_rows"] = report.max_rows;
+  json["experts"] = report.held.experts;
+  json["bytes"] = report.held.bytes;
+  json["host"] = report.host;
+  json["device"] = report.device;
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+/// Another program version may send another set of fields: what is missing stays empty and shows up as a
+/// difference.
+StartReport from_text(const std::string& text, const std::string& sender) {
+  StartReport report;
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object())
+    throw PeerError(
+        fmt::format("malformed start report from {}: {} bytes that are not JSON", sender, text.size()));
+  const auto number = [&](const char* key) {
+    const auto at = json.find(key);
+    return at != json.end() && at->is_number_unsigned() ? at->template get<std::uint64_t>() : 0;
+  };
+  const auto string = [&](const char* key) {
+    const auto at = json.find(key);
+    return at != json.end() && at->is_string() ? at->template get<std::string>() : std::string();
+  };
+  const std::uint64_t code = number("code");
+  report.code =
+      code <= static_cast<std::uint64_t>(ExitCode::Peer) ? static_cast<ExitCode>(code) : ExitCode::Peer;
+  report.message = string("message");
+  report.protocol = static_cast<std::uint32_t>(number("protocol"));
+  report.program_version = string("program");
+  report.config_fingerprint = number("config");
+  report.placement_fingerprint = number("placement");
+  report.max_rows = static_cast<std::uint32_t>(number("max_rows"));
+  report.held = {number("experts"), number("bytes")};
+  report.host = string("host");
+  report.device = string("device");
+  return report;
+}
+
+std::string one_line(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char letter) { return letter < 0x20 || letter == 0x7F; }, ' ');
+  return text.substr(0, kVerdictText);
+}
+
+}  // namespace
+
+HeldExperts held_experts(ExpertSource& source, const Placement& placement, std::uint32_t owner) {
+  HeldExperts held;
+  const auto& geometry = source.geometry();
+  for (std::uint32_t block = 0; block < geometry.experts_per_block.size(); ++block) {
+    for (std::uint32_t expert = 0; expert < geometry.experts_per_block[block]; ++expert) {
+      if (placement.owner(block, expert) != owner) continue;
+      source.expert(block, expert);
+      ++held.experts;
+      held.bytes += geometry.expert_bytes();
+    }
+  }
+  return held;
+}
+
+StartReport start_report(const Communicator& communicator, std::string program_version) {
+  StartReport report;
+  report.protocol = wire::kProtocol;
+  report.program_version = std::move(program_version);
+  report.host = communicator.host();
+  return report;
+}
+
+StartVerdict judge(std::vector<StartReport> reports) {
+  StartVerdict verdict;
+  verdict.reports = std::move(reports);
+  const auto& all = verdict.reports;
+  const auto name = [&](std::size_t rank) { return fmt::format("rank {} ({})", rank, all[rank].host); };
+  const auto refuse = [&](ExitCode code, const std::string& message) {
+    verdict.code = code;
+    verdict.message = one_line(message);
+  };
+
+  const auto failed =
+      std::find_if(all.begin(), all.end(), [](const auto& report) { return report.code != ExitCode::Ok; });
+  if (failed != all.end()) {
+    // What the host rank sees, everybody sees as a rule: then no rank is to blame.
+    if (failed == all.begin()) {
+      refuse(failed->code, failed->message);
+    } else {
+      refuse(failed->code,
+             fmt::format("{}: {}", name(static_cast<std::size_t>(failed - all.begin())), failed->message));
+    }
+    return verdict;
+  }
+  const StartReport& host = all.front();
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const StartReport& other = all[rank];
+    const auto differ = [&](ExitCode code, const char* what, const auto& theirs, const auto& ours,
+                            const char* advice) {
+      refuse(code, fmt::format("{} has {} {}, rank 0 ({}) has {}: {}", name(rank), what, theirs, host.host,
+                               ours, advice));
+    };
+    if (other.protocol != host.protocol || other.program_version != host.program_version) {
+      differ(ExitCode::Usage, "program version",
+             fmt::format("{} (protocol {})", other.program_version, other.protocol),
+             fmt::format("{} (protocol {})", host.program_version, host.protocol),
+             "install the same build on every host");
+    } else if (other.config_fingerprint != host.config_fingerprint) {
+      differ(ExitCode::Checkpoint, "a checkpoint with fingerprint",
+             fmt::format("{:016x}", other.config_fingerprint),
+             fmt::format("{:016x}", host.config_fingerprint), "give every host the same --model directory");
+    } else if (other.placement_fingerprint != host.placement_fingerprint) {
+      differ(ExitCode::Usage, "a placement with fingerprint",
+             fmt::format("{:016x}", other.placement_fingerprint),
+             fmt::format("{:016x}", host.placement_fingerprint), "give every host the same --placement file");
+    } else if (other.max_rows != host.max_rows) {
+      differ(ExitCode::Usage, "rows per step", other.max_rows, host.max_rows,
+             "start every rank with the same options");
+    } else {
+      continue;
+    }
+    break;
+  }
+  return verdict;
+}
+
+StartVerdict agree(Communicator& communicator, const StartReport& mine) {
+  const std::vector<std::string> texts = communicator.gather(to_text(mine), 0);
+  StartVerdict verdict;
+  VerdictBytes bytes;
+  if (communicator.rank() == 0) {
+    try {
+      std::vector<StartReport> reports;
+      for (std::size_t rank = 0; rank < texts.size(); ++rank)
+        reports.push_back(from_text(
+            texts[rank], fmt::format("rank {} ({})", rank, communicator.host_of(static_cast<int>(rank)))));
+      verdict = judge(std::move(reports));
+    } catch (const PeerError& error) {
+      verdict.code = error.code();
+      verdict.message = one_line(error.what());
+    }
+    bytes.code = static_cast<std::uint32_t>(verdict.code);
+    bytes.text_bytes = static_cast<std::uint32_t>(verdict.message.size());
+    std::memcpy(bytes.text.data(), verdict.message.data(), verdict.message.size());
+  }
+  communicator.broadcast(std::as_writable_bytes(std::span(&bytes, 1)), 0);
+  if (bytes.code > static_cast<std::uint32_t>(ExitCode::Peer) || bytes.text_bytes > kVerdictText)
+    throw PeerError("malformed start verdict from rank 0");
+  verdict.code = static_cast<ExitCode>(bytes.code);
+  verdict.message.assign(bytes.text.data(), bytes.text_bytes);
+  return verdict;
+}
+
+}  // namespace dsv41
