@@ -84,7 +84,7 @@ struct Checkpoint::Impl {
     std::error_code ignored;
     if (fs::symlink_status(index_file, ignored).type() != fs::file_type::not_found) {
       const MappedFile mapped(index_file);
-      index = parse_weight_index(mapped.text(), index_file.string());
+      index = parse_weight_index(mapped.text(), index_file.string(), mapped.readable());
       files = index->shards;
       std::sort(files.begin(), files.end());
     } else {

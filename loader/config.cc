@@ -176,25 +176,53 @@ std::filesystem::path find_config(const std::filesystem::path& directory) {
       directory.string()));
 }
 
+namespace {
+
+using nlohmann::ordered_json;
+
+template <typename Type>
+ordered_json to_json(const Type& value) {
+  return value;
+}
+
+/// Whole numbers without ".0", as the released files have them for all but swiglu_limit (equal as JSON
+/// numbers).
+ordered_json to_json(double value) {
+  if (value == std::floor(value) && std::abs(value) < 0x1p53) return static_cast<std::int64_t>(value);
+  return value;
+}
+
+template <typename Type>
+ordered_json to_json(const std::optional<Type>& value) {
+  return value ? to_json(*value) : ordered_json(nullptr);
+}
+
+ordered_json member_json(const ConfigField& field, const ModelConfig& config) {
+  return visit_member(field, config, [](const auto& member) { return to_json(member); });
+}
+
+}  // namespace
+
 std::string to_flat_json(const ModelConfig& config) {
-  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+  ordered_json out = ordered_json::object();
+  for (const ConfigField& field : config_fields())
+    if (!field.nested_only()) out[std::string(field.flat)] = member_json(field, config);
+  return out.dump(2) + "\n";
+}
+
+std::string to_nested_json(const ModelConfig& config) {
+  // What the layout states beside the fields of the schema: facts of the format, the same for every model.
+  ordered_json out = {
+      {"quantization_config",
+       {{"activation_scheme", "dynamic"}, {"weight_block_size", {32, 32}}, {"scale_fmt", "ue8m0"}}},
+      {"text_config", {{"model_type", "deepseek_v41_text"}, {"rope_scaling", {{"rope_type", "yarn"}}}}},
+      {"vision_config", {{"model_type", "deepseek_v41_vision"}}}};
   for (const ConfigField& field : config_fields()) {
-    if (field.nested_only()) continue;
-    const std::string key(field.flat);
-    visit_member(field, config, [&](const auto& member) {
-      using Type = std::decay_t<decltype(member)>;
-      if constexpr (requires { member.has_value(); })
-        out[key] = member ? nlohmann::ordered_json(*member) : nlohmann::ordered_json(nullptr);
-      else if constexpr (std::is_same_v<Type, double>)
-        // Whole numbers without ".0", as the released file has them for all but swiglu_limit (equal as JSON
-        // numbers).
-        if (member == std::floor(member) && std::abs(member) < 0x1p53)
-          out[key] = static_cast<std::int64_t>(member);
-        else
-          out[key] = member;
-      else
-        out[key] = member;
-    });
+    ordered_json value = member_json(field, config);
+    if (field.nested_only() && (value.is_null() || (value.is_array() && value.empty()))) continue;
+    std::string pointer = "/" + std::string(field.nested);
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    out[ordered_json::json_pointer(pointer)] = std::move(value);
   }
   return out.dump(2) + "\n";
 }

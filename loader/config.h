@@ -87,6 +87,9 @@ std::filesystem::path find_config(const std::filesystem::path& directory);
 
 /// The flat layout, 64 keys in the released order; reading it back gives the same schema (without `nested`).
 std::string to_flat_json(const ModelConfig& config);
+/// The nested layout; of the twelve nested-only fields those that are set. Reading it back gives the same
+/// config.
+std::string to_nested_json(const ModelConfig& config);
 
 /// Names of the fields on which two configs differ, nested-only fields included (as released pair: exactly
 /// twelve).

@@ -45,28 +45,27 @@ class Builder {
  private:
   void at(Category category) { category_ = category; }
 
-  void add(std::string_view name, std::string_view suffix, DType dtype, Shape shape,
-           std::string_view fields) {
+  void add(std::string_view name, std::string_view suffix, DType dtype, Shape shape, const char* fields) {
     text_.resize(prefix_bytes_);
     text_.append(name).append(suffix);
-    out_.tensors.push_back({out_.names.add(text_), dtype, shape, shard_, category_, fields});
+    out_.tensors.push_back({out_.names.add(text_), shape, dtype, category_, shard_, fields});
   }
 
-  void bf16(std::string_view name, Shape shape, std::string_view fields) {
+  void bf16(std::string_view name, Shape shape, const char* fields) {
     add(name, "", DType::BF16, shape, fields);
   }
-  void f32(std::string_view name, Shape shape, std::string_view fields) {
+  void f32(std::string_view name, Shape shape, const char* fields) {
     add(name, "", DType::F32, shape, fields);
   }
 
   /// A weight [n, k] in E4M3 and its scales, one per 32 x 32 tile.
-  void fp8(std::string_view name, u64 n, u64 k, std::string_view fields) {
+  void fp8(std::string_view name, u64 n, u64 k, const char* fields) {
     add(name, ".weight", DType::F8E4M3, {n, k}, fields);
     add(name, ".scale", DType::F8E8M0, {ceil_div(n, kBlock), ceil_div(k, kBlock)}, fields);
   }
 
   /// A weight [n, k] in E2M1, two per byte, and its scales, one per row per 32.
-  void fp4(std::string_view name, u64 n, u64 k, std::string_view fields) {
+  void fp4(std::string_view name, u64 n, u64 k, const char* fields) {
     add(name, ".weight", DType::I8, {n, k / 2}, fields);
     add(name, ".scale", DType::F8E8M0, {n, k / kBlock}, fields);
   }
@@ -106,7 +105,7 @@ class Builder {
     f32("hc_ffn_fn", {mixes, stream}, "(2+hc_mult)*hc_mult, hc_mult*dim");
     f32("hc_ffn_base", {mixes}, "(2+hc_mult)*hc_mult");
     f32("hc_ffn_scale", {3}, "always 3");
-    const std::string_view experts_field = draft ? "dspark_n_routed_experts" : "n_routed_experts";
+    const char* experts_field = draft ? "dspark_n_routed_experts" : "n_routed_experts";
     bf16("ffn.gate.weight", {experts, dim}, draft ? "dspark_n_routed_experts, dim" : "n_routed_experts, dim");
     f32("ffn.gate.bias", {experts}, experts_field);
     f32("ffn.gate.bias_vl", {experts}, experts_field);

@@ -26,12 +26,12 @@ enum class Category : std::uint8_t {
 
 struct ExpectedTensor {
   std::string_view name;  // lives in the inventory's arena
-  DType dtype = DType::U8;
   Shape shape;
-  std::uint32_t shard =
-      0;  // 1-based, the released grouping: vision, embed, layers…, head, draft stages, engram layers
+  DType dtype = DType::U8;
   Category category = Category::Norms;
-  std::string_view fields;  // the config fields that give the shape, for messages
+  std::uint32_t shard =
+      0;  // 1-based, the released grouping: vision, embed, layers…, head, draft stages, Engram
+  const char* fields = "";  // the config fields that give the shape, for messages
   std::uint64_t bytes() const { return shape.elements().value_or(0) * dtype_bytes(dtype); }
 };
 

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
 
 #include "loader/error.h"
 
@@ -18,8 +16,7 @@ constexpr std::size_t kKeepBytes = 16u << 20;  // a thread's parser is given bac
 struct Reader {
   Reader() = default;
   simdjson::ondemand::parser parser;
-  std::unique_ptr<char[]> text;
-  std::size_t capacity = 0;
+  std::string text;
 };
 
 Reader& reader() {
@@ -42,22 +39,21 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-JsonDocument::JsonDocument(std::string_view json, std::string_view file) : file_(file) {
+JsonDocument::JsonDocument(std::string_view json, std::size_t readable, std::string_view file) : file_(file) {
   Reader& own = reader();
   const std::size_t needed = json.size() + simdjson::SIMDJSON_PADDING;
-  if (own.capacity < needed) {
-    own.text.reset(new char[needed]);
-    own.capacity = needed;
+  if (readable < needed) {
+    own.text.reserve(needed);
+    own.text = json;
+    json = own.text;
   }
-  if (!json.empty()) std::memcpy(own.text.get(), json.data(), json.size());
-  std::memset(own.text.get() + json.size(), ' ', simdjson::SIMDJSON_PADDING);
-  const auto error = own.parser.iterate(own.text.get(), json.size(), needed).get(document_);
+  const auto error = own.parser.iterate(json.data(), json.size(), needed).get(document_);
   if (error != simdjson::SUCCESS)
     throw CheckpointError(fmt::format("{}: malformed JSON: {}", file_, simdjson::error_message(error)));
 }
 
 JsonDocument::~JsonDocument() {
-  if (reader().capacity > kKeepBytes) reader() = Reader();
+  if (reader().parser.capacity() > kKeepBytes) reader() = Reader();
 }
 
 simdjson::ondemand::object JsonDocument::root_object(std::string_view what) {

@@ -16,8 +16,9 @@ std::string printable(std::string_view text);
 /// A JSON text being read front to back. Holds a per-thread parser: at most one per thread at a time.
 class JsonDocument {
  public:
-  /// json is copied (simdjson reads past the end). Throws CheckpointError naming `file` for malformed text.
-  JsonDocument(std::string_view json, std::string_view file);
+  /// readable: bytes that may be read from json.data() on; simdjson reads a little past the end, so that text
+  /// with less room than that behind it is copied. Throws CheckpointError naming `file` for malformed text.
+  JsonDocument(std::string_view json, std::size_t readable, std::string_view file);
   ~JsonDocument();
   JsonDocument(const JsonDocument&) = delete;
   JsonDocument& operator=(const JsonDocument&) = delete;

@@ -33,11 +33,15 @@ std::string_view NameArena::add(std::string_view text) {
   return {place, text.size()};
 }
 
-NameIndex::NameIndex(std::size_t expected) : slots_(std::bit_ceil(std::max<std::size_t>(16, 2 * expected))) {}
+NameIndex::NameIndex(std::size_t expected)
+    : slots_(std::bit_ceil(std::max<std::size_t>(16, expected + expected / 2 + 1))) {
+  names_.reserve(expected);
+  numbers_.reserve(expected);
+}
 
 std::size_t NameIndex::slot_of(std::string_view name, std::uint32_t hash) const {
   std::size_t slot = hash & (slots_.size() - 1);
-  while (slots_[slot].number != kFree && (slots_[slot].hash != hash || slots_[slot].name != name))
+  while (slots_[slot].entry != kFree && (slots_[slot].hash != hash || names_[slots_[slot].entry] != name))
     slot = (slot + 1) & (slots_.size() - 1);
   return slot;
 }
@@ -45,24 +49,25 @@ std::size_t NameIndex::slot_of(std::string_view name, std::uint32_t hash) const 
 void NameIndex::grow() {
   std::vector<Slot> old(2 * slots_.size());
   old.swap(slots_);
-  for (const Slot& entry : old)
-    if (entry.number != kFree) slots_[slot_of(entry.name, entry.hash)] = entry;
+  for (const Slot& slot : old)
+    if (slot.entry != kFree) slots_[slot_of(names_[slot.entry], slot.hash)] = slot;
 }
 
 std::optional<std::uint32_t> NameIndex::insert(std::string_view name, std::uint32_t number) {
-  if (2 * (size_ + 1) > slots_.size()) grow();
+  if (names_.size() + names_.size() / 2 + 1 >= slots_.size()) grow();
   const std::uint32_t hash = hash_of(name);
   Slot& slot = slots_[slot_of(name, hash)];
-  if (slot.number != kFree) return slot.number;
-  slot = {name, hash, number};
-  ++size_;
+  if (slot.entry != kFree) return numbers_[slot.entry];
+  slot = {hash, static_cast<std::uint32_t>(names_.size())};
+  names_.push_back(name);
+  numbers_.push_back(number);
   return std::nullopt;
 }
 
 std::optional<std::uint32_t> NameIndex::find(std::string_view name) const {
   const Slot& slot = slots_[slot_of(name, hash_of(name))];
-  if (slot.number == kFree) return std::nullopt;
-  return slot.number;
+  if (slot.entry == kFree) return std::nullopt;
+  return numbers_[slot.entry];
 }
 
 }  // namespace dsv41

@@ -21,29 +21,29 @@ class NameArena {
   std::size_t used_ = 0, capacity_ = 0;  // of the last chunk
 };
 
-/// Open-addressing map from a name to a number. Names are not copied: whoever owns them must outlive the
-/// index. The hash is seeded per process, so that a crafted header cannot make every probe collide.
+/// Map from a name to a number, by open addressing. Names are not copied: whoever owns them must outlive the
+/// index. The hash is seeded per process, so that no crafted header makes every probe collide.
 class NameIndex {
  public:
   explicit NameIndex(std::size_t expected = 0);
-  /// The number already stored under `name`, or nothing after inserting (name, number).
+  /// The number already stored under an equal name, or nothing after inserting (name, number).
   std::optional<std::uint32_t> insert(std::string_view name, std::uint32_t number);
   std::optional<std::uint32_t> find(std::string_view name) const;
-  std::size_t size() const { return size_; }
+  std::size_t size() const { return names_.size(); }
 
  private:
-  struct Slot {
-    std::string_view name;
-    std::uint32_t hash = 0;
-    std::uint32_t number = kFree;
-  };
   static constexpr std::uint32_t kFree = 0xFFFFFFFF;
+  struct Slot {  // small: the memory that is touched is what an index costs
+    std::uint32_t hash = 0;
+    std::uint32_t entry = kFree;  // position in names_ and numbers_
+  };
 
   std::size_t slot_of(std::string_view name, std::uint32_t hash) const;
   void grow();
 
-  std::vector<Slot> slots_;  // a power of two, at most half full
-  std::size_t size_ = 0;
+  std::vector<Slot> slots_;  // a power of two, at most two thirds full
+  std::vector<std::string_view> names_;
+  std::vector<std::uint32_t> numbers_;
 };
 
 }  // namespace dsv41

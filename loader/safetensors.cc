@@ -35,7 +35,8 @@ constexpr DTypeFacts kDTypes[] = {
     {DType::F8E8M0, "F8_E8M0", 1},
 };
 
-constexpr std::size_t kNameBytes = 1024;  // the longest released name has 44
+constexpr std::size_t kTypicalEntryBytes = 112;  // of a tensor in a header; untouched reserve costs nothing
+constexpr std::size_t kNameBytes = 1024;         // the longest released name has 44
 
 using simdjson::ondemand::object;
 using simdjson::ondemand::value;
@@ -46,8 +47,9 @@ class HeaderParser {
   HeaderParser(std::string_view file, const HeaderLimits& limits, SafetensorsHeader& header)
       : file_(file), limits_(limits), header_(header) {}
 
-  void parse(std::string_view json) {
-    JsonDocument document(json, file_);
+  void parse(std::string_view json, std::size_t readable) {
+    header_.tensors.reserve(json.size() / kTypicalEntryBytes + 1);
+    JsonDocument document(json, readable, file_);
     object root = document.root_object("the header");
     for (auto field : root) {
       const std::string_view key = checked(field.unescaped_key(), "a tensor name");
@@ -246,7 +248,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start_of_file, st
     throw CheckpointError(fmt::format("{}: header of {} bytes in a file of {} (truncated download?)", name,
                                       header.header_bytes, at_hand));
   const std::string_view json(reinterpret_cast<const char*>(start_of_file.data()) + 8, header.header_bytes);
-  HeaderParser(name, limits, header).parse(json);
+  HeaderParser(name, limits, header).parse(json, at_hand - 8);
 
   const std::uint64_t payload_at_hand = file_bytes == 0 ? 0 : file_bytes - header.payload_offset();
   if (file_bytes != 0 && header.payload_bytes != payload_at_hand)
@@ -273,6 +275,11 @@ MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   void* data = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE | MAP_NORESERVE, descriptor_, 0);
   if (data == MAP_FAILED) fail(fmt::format("cannot map {} bytes", size_), errno);
   data_ = static_cast<const std::byte*>(data);
+}
+
+std::size_t MappedFile::readable() const {
+  static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return (size_ + page - 1) / page * page;
 }
 
 MappedFile::~MappedFile() {

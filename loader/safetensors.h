@@ -41,10 +41,10 @@ std::string_view dtype_name(DType dtype);  // as safetensors spells it: "F8_E4M3
 std::optional<DType> dtype_from_name(std::string_view name);
 std::size_t dtype_bytes(DType dtype);
 
-/// Up to eight dimensions, stored inline: a shape costs no allocation.
+/// Up to six dimensions, stored inline: a shape costs no allocation.
 class Shape {
  public:
-  static constexpr std::size_t kMaxRank = 8;
+  static constexpr std::size_t kMaxRank = 6;
   Shape() = default;
   Shape(std::initializer_list<std::uint64_t> dimensions) {
     for (const std::uint64_t dimension : dimensions) push_back(dimension);
@@ -106,6 +106,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
+  /// Bytes that may be read from the start on: a mapping ends with its last page, zeros behind the file.
+  std::size_t readable() const;
   int descriptor() const { return descriptor_; }
   const std::filesystem::path& path() const { return path_; }
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t kIndexBytes = 512u << 20;  // the released index has 9 MB
 constexpr std::size_t kEntries = 4'000'000;
+constexpr std::size_t kTypicalLineBytes = 78;  // of one tensor
 constexpr std::size_t kShards = 100'000;
 constexpr std::size_t kFileNameBytes = 255;
 
@@ -21,8 +22,9 @@ class IndexParser {
  public:
   IndexParser(std::string_view file, WeightIndex& index) : file_(file), index_(index) {}
 
-  void parse(std::string_view json) {
-    JsonDocument document(json, file_);
+  void parse(std::string_view json, std::size_t readable) {
+    JsonDocument document(json, readable, file_);
+    json_bytes_ = json.size();
     bool has_map = false, has_metadata = false;
     object root = document.root_object("the index");
     for (auto field : root) {
@@ -68,9 +70,10 @@ class IndexParser {
   }
 
   void read_map(object map) {
-    NameIndex tensors;
+    index_.entries.reserve(json_bytes_ / kTypicalLineBytes);
     NameIndex shard_numbers;
     std::uint32_t shard = 0;
+    bool sorted = true;  // strictly: then no name can appear twice
     for (auto field : map) {
       const std::string_view key = checked<std::string_view>(field.unescaped_key(), "weight_map");
       value content = checked<value>(field.value(), key);
@@ -80,9 +83,16 @@ class IndexParser {
         fail(fmt::format("tensor name \"{}\" is not printable", printable(key)));
       if (index_.shards.empty() || file != index_.shards[shard]) shard = number_of(file, shard_numbers);
       const std::string_view tensor = index_.names.add(key);
-      if (tensors.insert(tensor, 0)) fail(fmt::format("tensor {} appears twice", tensor));
+      sorted = sorted && (index_.entries.empty() || index_.entries.back().tensor < tensor);
       index_.entries.push_back({tensor, shard});
     }
+    if (!sorted) refuse_duplicates();
+  }
+
+  void refuse_duplicates() {
+    NameIndex tensors(index_.entries.size());
+    for (const WeightIndex::Entry& entry : index_.entries)
+      if (tensors.insert(entry.tensor, 0)) fail(fmt::format("tensor {} appears twice", entry.tensor));
   }
 
   std::uint32_t number_of(std::string_view file, NameIndex& shard_numbers) {
@@ -100,16 +110,17 @@ class IndexParser {
 
   std::string_view file_;
   WeightIndex& index_;
+  std::size_t json_bytes_ = 0;
 };
 
 }  // namespace
 
-WeightIndex parse_weight_index(std::string_view json, std::string_view name) {
+WeightIndex parse_weight_index(std::string_view json, std::string_view name, std::size_t readable) {
   if (json.size() > kIndexBytes)
     throw CheckpointError(
         fmt::format("{}: {} bytes are too many for an index (limit {})", name, json.size(), kIndexBytes));
   WeightIndex index;
-  IndexParser(name, index).parse(json);
+  IndexParser(name, index).parse(json, readable);
   return index;
 }
 

@@ -22,9 +22,10 @@ struct WeightIndex {
   NameArena names;
 };
 
-/// Throws CheckpointError naming `name`: malformed JSON, duplicate tensors, shard names that are not plain
-/// file names.
-WeightIndex parse_weight_index(std::string_view json, std::string_view name);
+/// Throws CheckpointError naming `name`: malformed JSON, duplicate tensors, shard names that are no plain
+/// file names. readable: bytes that may be read from json.data() on, when the caller knows
+/// (MappedFile::readable()); saves a copy.
+WeightIndex parse_weight_index(std::string_view json, std::string_view name, std::size_t readable = 0);
 
 /// File name of a shard of the release layout: shard_file_name(7, 48) is "model-00007-of-00048.safetensors".
 std::string shard_file_name(std::uint32_t shard, std::uint32_t shards);
