@@ -5,6 +5,9 @@
 #include <string_view>
 
 #include "kernels/ops.h"
+#if defined(__x86_64__)
+#include "kernels/avx2/avx2.h"
+#endif
 
 namespace dsv41 {
 namespace {
@@ -15,7 +18,15 @@ struct Entry {
   bool (*usable)();
 };
 
+// __builtin_cpu_supports also asks the system whether it saves the wide registers.
 constexpr Entry kBackends[] = {
+#if defined(__x86_64__)
+    {avx2_ops, "AVX2 FMA BMI",
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+     }},
+#endif
     {plain_ops, "any CPU", [] { return true; }},
 };
 
