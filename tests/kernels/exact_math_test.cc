@@ -2,9 +2,12 @@
 // place.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ostream>
 #include <random>
+#include <string>
 
 #include "kernels/exact_math.h"
 #include "kernels/rope.h"
@@ -36,6 +39,8 @@ struct Function {
   double low, high;
   bool fp32_arguments = false;
 };
+
+void PrintTo(const Function& function, std::ostream* out) { *out << function.name; }
 
 class ExactMath : public ::testing::TestWithParam<Function> {};
 
