@@ -1,0 +1,175 @@
+// The emulated device (emulated_device.h).
+#include "kernels/cuda/emulated_device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+
+#include "kernels/cuda/expert_kernel.h"
+
+namespace dsv41::cuda {
+namespace {
+
+constexpr std::size_t kAlignment = 256;  // as a real device's allocations
+
+template <class Launch, class Body>
+void run_kernel(const EmulatedOptions& options, std::uint32_t shared_bytes, const Launch& launch, Body body) {
+  emulation::run({.blocks = options.thread_blocks,
+                  .threads = kThreads,
+                  .shared_bytes = shared_bytes,
+                  .order = options.order},
+                 [&] { body(launch); });
+}
+
+class EmulatedDevice final : public Device {
+ public:
+  explicit EmulatedDevice(const EmulatedOptions& options) : options_(options) {
+    description_.name = "emulated device";
+    description_.bus_id = "emulated";
+    description_.major = options.tensor_copies ? 9 : 7;
+    description_.minor = options.tensor_copies ? 0 : 5;
+    description_.multiprocessors = static_cast<int>(options.thread_blocks);
+    description_.memory_bytes = description_.free_bytes = options.memory_bytes;
+    description_.shared_bytes_per_block = std::size_t{99} << 10;
+  }
+  ~EmulatedDevice() override {
+    for (const auto& [memory, bytes] : allocations_) ::operator delete (memory, std::align_val_t{kAlignment});
+  }
+
+  const DeviceDescription& description() const override { return description_; }
+  std::size_t free_bytes() override { return options_.memory_bytes - used_; }
+
+  void* allocate(std::size_t bytes) override {
+    if (bytes > free_bytes())
+      throw DeviceError(DeviceFault::OutOfMemory, "emulated device: " + std::to_string(bytes) +
+                                                      " bytes asked for, " + std::to_string(free_bytes()) +
+                                                      " free");
+    used_ += bytes;
+    return allocate_host(bytes);
+  }
+  void release(void* memory) noexcept override {
+    used_ -= allocations_[memory];
+    release_pinned(memory);
+  }
+  void* allocate_pinned(std::size_t bytes) override { return allocate_host(bytes); }
+  void release_pinned(void* memory) noexcept override {
+    allocations_.erase(memory);
+    ::operator delete (memory, std::align_val_t{kAlignment});
+  }
+
+  void upload(Queue queue, void* device, const void* host, std::size_t bytes) override {
+    copy(queue, device, host, bytes);
+  }
+  void download(Queue queue, void* host, const void* device, std::size_t bytes) override {
+    copy(queue, host, device, bytes);
+  }
+  void copy(Queue queue, void* to, const void* from, std::size_t bytes) override {
+    put(queue, [=] { std::memcpy(to, from, bytes); });
+  }
+
+  Event record(Queue queue) override {
+    const Event event = ++last_event_;
+    pending_[event] = queue;
+    put(queue, [this, event] { pending_.erase(event); });
+    return event;
+  }
+  void wait(Queue queue, Event event) override {
+    put(queue, [this, event] { synchronize(event); });
+  }
+  bool reached(Event event) override {
+    const auto found = pending_.find(event);
+    if (found == pending_.end()) return true;
+    step(found->second);
+    return pending_.find(event) == pending_.end();
+  }
+  void synchronize(Event event) override {
+    for (auto found = pending_.find(event); found != pending_.end(); found = pending_.find(event))
+      step(found->second);
+  }
+  float elapsed_ms(Event, Event) override { return 0; }
+
+  void launch(const ExpertLaunch& launch, Variant variant) override {
+    start(ceil_div(std::max(launch.dim, launch.inter), kBlock), variant, launch,
+          [](auto rows, auto stage_count) {
+            return [](const ExpertLaunch& l) {
+              run_experts<decltype(rows)::value, decltype(stage_count)::value>(l);
+            };
+          });
+  }
+  void launch(const LinearLaunch& launch, Variant variant) override {
+    start(ceil_div(launch.k, kBlock), variant, launch, [](auto rows, auto stage_count) {
+      return
+          [](const LinearLaunch& l) { run_linear<decltype(rows)::value, decltype(stage_count)::value>(l); };
+    });
+  }
+  Variant variant_for(std::uint32_t rows) const override {
+    if (options_.tensor_copies) return rows <= 8 ? Variant::Rows8Deep : Variant::Rows32;
+    return rows <= 8 ? Variant::Rows8 : Variant::Rows16;
+  }
+
+ private:
+  template <unsigned kValue>
+  using Constant = std::integral_constant<unsigned, kValue>;
+
+  template <class Launch, class Select>
+  void start(std::size_t longest, Variant variant, const Launch& launch, const Select& select) {
+    const std::uint32_t shared =
+        SharedLayout{rows_per_tile(variant), stages(variant)}.total(static_cast<std::uint32_t>(longest));
+    const std::uint64_t number = ++launches_;
+    put(Queue::Compute, [=, this] {
+      if (options_.fail_launch != 0 && number >= options_.fail_launch)
+        throw DeviceError(DeviceFault::Failed, "emulated device: the launch was told to fail");
+      switch (variant) {
+        case Variant::Rows8:
+          return run_kernel(options_, shared, launch,
+                            select(Constant<8>{}, Constant<stages(Variant::Rows8)>{}));
+        case Variant::Rows8Deep:
+          return run_kernel(options_, shared, launch,
+                            select(Constant<8>{}, Constant<stages(Variant::Rows8Deep)>{}));
+        case Variant::Rows16:
+          return run_kernel(options_, shared, launch,
+                            select(Constant<16>{}, Constant<stages(Variant::Rows16)>{}));
+        case Variant::Rows32:
+          return run_kernel(options_, shared, launch,
+                            select(Constant<32>{}, Constant<stages(Variant::Rows32)>{}));
+      }
+    });
+  }
+
+  void* allocate_host(std::size_t bytes) {
+    void* const memory = ::operator new (bytes, std::align_val_t{kAlignment});
+    std::memset(memory, 0xA5, bytes);
+    allocations_[memory] = bytes;
+    return memory;
+  }
+
+  std::deque<std::function<void()>>& queue_of(Queue queue) {
+    return queue == Queue::Compute ? compute_ : copy_;
+  }
+  void put(Queue queue, std::function<void()> work) { queue_of(queue).push_back(std::move(work)); }
+  void step(Queue queue) {
+    auto& works = queue_of(queue);
+    const std::function<void()> work = std::move(works.front());
+    works.pop_front();
+    work();
+  }
+
+  EmulatedOptions options_;
+  DeviceDescription description_;
+  std::size_t used_ = 0;
+  std::map<void*, std::size_t> allocations_;
+  std::deque<std::function<void()>> compute_, copy_;
+  std::map<Event, Queue> pending_;
+  Event last_event_ = 0;
+  std::uint64_t launches_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> emulated_device(const EmulatedOptions& options) {
+  return std::make_unique<EmulatedDevice>(options);
+}
+
+}  // namespace dsv41::cuda

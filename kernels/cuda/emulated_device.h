@@ -1,0 +1,23 @@
+// A device that is not there: memory of the host, queues that do their work as late as the program allows,
+// and the kernels' own source on the emulator. For tests, and for running a GPU rank's whole path on a
+// machine without one.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/emulator.h"
+
+namespace dsv41::cuda {
+
+struct EmulatedOptions {
+  unsigned thread_blocks = 2;
+  emulation::Order order = emulation::Order::Ascending;
+  std::size_t memory_bytes = std::size_t{1} << 30;  // allocations beyond it fail as on a real device
+  bool tensor_copies = true;                        // as sm_80 and later: 32 rows per tile
+  std::uint64_t fail_launch = 0;  // the launch with this number (from 1) fails, and all after it
+};
+
+std::unique_ptr<Device> emulated_device(const EmulatedOptions& options = {});
+
+}  // namespace dsv41::cuda
