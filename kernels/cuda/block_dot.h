@@ -346,6 +346,7 @@ struct Tile {
                                  weight_scale(row + 8, chunk * kStageBlocks + block)};
         DSV41_UNROLL
         for (unsigned product = 0; product < kProducts; ++product) {
+          if (product * kRowsPerProduct >= source.rows) break;
           const BlockScale scale = *reinterpret_cast<const BlockScale*>(
               stage + kLayout.scales() + (product * kRowsPerProduct + quarter) * SharedLayout::kScaleStride +
               block * sizeof(BlockScale));
