@@ -1,5 +1,5 @@
-// N-gram hashing of Engram (spec: docs/engram.md): bucket primes, NumPy's generator for the multipliers, row ids.
-// Exact integer arithmetic throughout.
+// N-gram hashing of Engram (spec: docs/engram.md): bucket primes, NumPy's generator for the multipliers, row
+// ids. Exact integer arithmetic throughout.
 #pragma once
 
 #include <array>
@@ -24,7 +24,8 @@ struct HashLayer {
   std::uint64_t rows = 0;                  // sum of primes
 };
 
-/// Layout of all Engram layers. Throws CheckpointError when primes do not sum to engram_num_embeddings (names both lists).
+/// Layout of all Engram layers. Throws CheckpointError when primes do not sum to engram_num_embeddings (names
+/// both lists).
 std::vector<HashLayer> hash_layout(const ModelConfig& config);
 /// The same without the comparison: what the config derives (the audit shows declared against derived).
 std::vector<HashLayer> derive_hash_layout(const ModelConfig& config);
@@ -35,8 +36,9 @@ struct HashedToken {
   bool dead = false;  // inside an image span
 };
 
-/// Row ids of the token `recent[0]`; recent[i] is the token i positions earlier, missing ones lie before the start.
-/// ids: [columns]. pad: compressed id of engram_pad_id.
-void hash_row_ids(const HashLayer& layer, std::span<const HashedToken> recent, std::uint32_t pad, std::span<std::uint64_t> ids);
+/// Row ids of the token `recent[0]`; recent[i] is the token i positions earlier, missing ones lie before the
+/// start. ids: [columns]. pad: compressed id of engram_pad_id.
+void hash_row_ids(const HashLayer& layer, std::span<const HashedToken> recent, std::uint32_t pad,
+                  std::span<std::uint64_t> ids);
 
 }  // namespace dsv41

@@ -4,9 +4,8 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
-#include <algorithm>
-
 #include "loader/error.h"
+#include "loader/names.h"
 #include "loader/split_pattern.h"
 #include "loader/tokenizer_file.h"
 #include "loader/utf8.h"
@@ -87,10 +86,9 @@ struct Tokenizer::Impl {
     }
     special.resize(spellings.size());
     for (const AddedToken& token : file.added) special[token.id] = token.special;
+    by_spelling = NameIndex(spellings.size());
     for (std::uint32_t id = 0; id < spellings.size(); ++id)
-      if (!spellings[id].empty()) by_spelling.push_back(id);
-    std::sort(by_spelling.begin(), by_spelling.end(),
-              [this](std::uint32_t a, std::uint32_t b) { return spellings[a] < spellings[b]; });
+      if (!spellings[id].empty()) by_spelling.insert(spellings[id], id);
   }
 
   /// Everything one call of encode needs.
@@ -118,7 +116,7 @@ struct Tokenizer::Impl {
   BytePairs byte_pairs;
   StringTable spellings, bytes;
   std::vector<bool> special;
-  std::vector<std::uint32_t> by_spelling;  // ids, sorted
+  NameIndex by_spelling;
 };
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -186,12 +184,7 @@ bool Tokenizer::is_special(std::uint32_t id) const {
 }
 
 std::optional<std::uint32_t> Tokenizer::id_of(std::string_view spelling) const {
-  const auto& sorted = impl_->by_spelling;
-  const auto found =
-      std::lower_bound(sorted.begin(), sorted.end(), spelling,
-                       [this](std::uint32_t id, std::string_view key) { return impl_->spellings[id] < key; });
-  if (found == sorted.end() || impl_->spellings[*found] != spelling) return std::nullopt;
-  return *found;
+  return impl_->by_spelling.find(spelling);
 }
 
 std::string StreamingDecoder::push(std::uint32_t id) {

@@ -6,15 +6,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <random>
-#include <unordered_map>
-#include <unordered_set>
+#include <optional>
+#include <utility>
 
 #include "loader/error.h"
+#include "loader/names.h"
 #include "loader/utf8.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace dsv41 {
 namespace {
@@ -26,20 +23,6 @@ constexpr std::size_t kMaxDepth = 32;
 constexpr std::uint64_t kMaxId = (1u << 22) - 1;  // far above any vocabulary; bounds what a gap can allocate
 constexpr std::size_t kMaxPatterns = 16;
 constexpr std::uint32_t kNoId = std::numeric_limits<std::uint32_t>::max();
-
-std::uint64_t random_seed() {
-  std::random_device device;
-  return std::uint64_t{device()} << 32 | device();
-}
-
-/// Seeded per process: a file cannot be made to collide.
-struct StringHash {
-  static inline const std::uint64_t seed = random_seed();
-  std::size_t operator()(std::string_view text) const {
-    return XXH3_64bits_withSeed(text.data(), text.size(), seed);
-  }
-};
-using IdBySpelling = std::unordered_map<std::string_view, std::uint32_t, StringHash>;
 
 /// The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up, in order.
 std::array<char32_t, 256> byte_alphabet() {
@@ -267,10 +250,9 @@ class Reader {
     for (unsigned byte = 0; byte < 256; ++byte) {
       std::string spelling;
       append_utf8(spelling, alphabet[byte]);
-      const auto found = ids_.find(spelling);
-      if (found == ids_.end())
-        refuse(fmt::format("model: no token for byte 0x{:02X} (\"{}\")", byte, spelling));
-      file_.byte_ids[byte] = found->second;
+      const std::optional<std::uint32_t> found = ids_.find(spelling);
+      if (!found) refuse(fmt::format("model: no token for byte 0x{:02X} (\"{}\")", byte, spelling));
+      file_.byte_ids[byte] = *found;
     }
     read_merges(merges);
   }
@@ -282,29 +264,29 @@ class Reader {
     if (!file_.spellings[id].empty())
       refuse(fmt::format("id {} belongs to both \"{}\" and \"{}\"", id, file_.spellings[id], spelling));
     file_.spellings[id] = spelling;
-    ids_.emplace(spelling, id);  // the view lies in the parsed document, which outlives this object's work
+    ids_.insert(spelling, id);
   }
 
   void read_vocabulary(dom::element vocab) {
     dom::object object;
     if (vocab.get(object) != simdjson::SUCCESS) refuse("model: vocab is not an object");
     file_.spellings.reserve(std::min<std::size_t>(object.size(), kMaxId + 1));
-    ids_.reserve(std::min<std::size_t>(object.size(), kMaxId + 1));
+    ids_ = NameIndex(std::min<std::size_t>(object.size(), kMaxId + 1));
     for (const dom::key_value_pair entry : object) {
-      if (ids_.contains(entry.key)) refuse(fmt::format("model: vocab has \"{}\" twice", entry.key));
+      if (ids_.find(entry.key)) refuse(fmt::format("model: vocab has \"{}\" twice", entry.key));
       claim(as_id(entry.value, fmt::format("\"{}\"", entry.key)), entry.key);
     }
   }
 
   std::uint32_t merge_id(std::string_view spelling, std::size_t rank) const {
-    const auto found = ids_.find(spelling);
-    if (found == ids_.end()) refuse(fmt::format("merge {}: \"{}\" is not in the vocabulary", rank, spelling));
-    return found->second;
+    const std::optional<std::uint32_t> found = ids_.find(spelling);
+    if (!found) refuse(fmt::format("merge {}: \"{}\" is not in the vocabulary", rank, spelling));
+    return *found;
   }
 
   void read_merges(dom::element value) {
     const dom::array list = as_array(value, "merges");
-    std::unordered_set<std::uint64_t> seen;
+    std::vector<std::pair<std::uint64_t, std::size_t>> pairs;  // with rank
     std::string joined;
     std::size_t rank = 0;
     for (dom::element entry : list) {
@@ -324,15 +306,19 @@ class Reader {
       }
       joined.assign(left).append(right);
       const BytePairs::Merge merge{merge_id(left, rank), merge_id(right, rank), merge_id(joined, rank)};
-      if (!seen.insert(std::uint64_t{merge.left} << 32 | merge.right).second)
-        refuse(fmt::format("merge {}: \"{} {}\" comes twice", rank, left, right));
+      pairs.emplace_back(std::uint64_t{merge.left} << 32 | merge.right, rank);
       file_.merges.push_back(merge);
       ++rank;
     }
+    std::sort(pairs.begin(), pairs.end());
+    const auto twice = std::adjacent_find(pairs.begin(), pairs.end(),
+                                          [](const auto& a, const auto& b) { return a.first == b.first; });
+    if (twice != pairs.end())
+      refuse(fmt::format("merges {} and {} are the same", twice->second, std::next(twice)->second));
   }
 
   void read_added_tokens(dom::element value) {
-    std::unordered_set<std::string_view, StringHash> seen;
+    NameIndex seen;
     for (dom::element entry : as_array(value, "added_tokens")) {
       AddedToken token;
       std::string_view content;
@@ -358,13 +344,13 @@ class Reader {
       });
       if (content.empty() || token.id == kNoId || flags != 5)
         refuse(fmt::format("added token {} needs an id, a content and five flags", text_of(entry)));
-      if (!seen.insert(content).second) refuse(fmt::format("added token \"{}\" comes twice", content));
-      const auto known = ids_.find(content);
-      if (known == ids_.end())
+      if (seen.insert(content, token.id)) refuse(fmt::format("added token \"{}\" comes twice", content));
+      const std::optional<std::uint32_t> known = ids_.find(content);
+      if (!known)
         claim(token.id, content);
-      else if (known->second != token.id)
-        refuse(fmt::format("added token \"{}\" has id {}, the vocabulary says {}", content, token.id,
-                           known->second));
+      else if (*known != token.id)
+        refuse(
+            fmt::format("added token \"{}\" has id {}, the vocabulary says {}", content, token.id, *known));
       token.content = content;
       file_.added.push_back(std::move(token));
     }
@@ -372,7 +358,7 @@ class Reader {
 
   std::string name_;
   TokenizerFile file_;
-  IdBySpelling ids_;
+  NameIndex ids_;  // of spellings in the parsed document
 };
 
 }  // namespace
