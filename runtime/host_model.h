@@ -1,0 +1,37 @@
+// What the host rank holds: tokenizer, weights other than routed experts, Engram rows, and the backbone over
+// them.
+#pragma once
+
+#include <memory>
+
+#include "engram/rows.h"
+#include "loader/checkpoint.h"
+#include "loader/tokenizer.h"
+#include "runtime/backbone.h"
+#include "runtime/context.h"
+
+namespace dsv41 {
+
+class HostModel {
+ public:
+  /// checkpoint and compute must outlive the object. Throws CheckpointError.
+  HostModel(const Checkpoint& checkpoint, Compute& compute, std::size_t max_rows);
+
+  const ModelConfig& config() const { return checkpoint_.config(); }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const ModelWeights& weights() const { return weights_; }
+  void observe(Observer* observer) { context_.observer = observer; }
+
+  /// Joins the experts, which must outlive the backbone. Once.
+  Backbone& connect(Experts& experts);
+
+ private:
+  const Checkpoint& checkpoint_;
+  Tokenizer tokenizer_;
+  ModelWeights weights_;
+  ModelContext context_;
+  std::unique_ptr<EngramRows> rows_;
+  std::unique_ptr<Backbone> backbone_;
+};
+
+}  // namespace dsv41

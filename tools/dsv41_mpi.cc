@@ -1,0 +1,211 @@
+// dsv41-mpi: options -> calls. Every rank runs this program; rank 0 is the host rank, the others compute
+// experts (docs/runtime.md, "Roles" and "Behaviour").
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+
+#include "loader/checkpoint.h"
+#include "loader/error.h"
+#include "runtime/agreement.h"
+#include "runtime/exchange/communicator.h"
+#include "runtime/expert_rank.h"
+#include "runtime/experts.h"
+#include "runtime/placement.h"
+#include "tools/host_rank.h"
+#include "tools/options.h"
+
+namespace dsv41 {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Turns whatever was thrown into one line and an exit code.
+std::pair<ExitCode, std::string> describe_failure(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const std::bad_alloc&) {
+    return {ExitCode::Resources, "out of memory"};
+  } catch (const std::domain_error& error) {
+    return {ExitCode::Checkpoint, error.what()};
+  } catch (const std::exception& error) {
+    return {ExitCode::Resources, error.what()};
+  }
+}
+
+/// Cores this process may use, shared among the ranks of its machine; a launcher that binds has already
+/// shared them.
+std::size_t default_threads(const Communicator& communicator) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const std::size_t mine =
+      sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? static_cast<std::size_t>(CPU_COUNT(&allowed)) : 1;
+  const std::size_t machine = std::max(1u, std::thread::hardware_concurrency());
+  std::size_t neighbours = 0;
+  for (int rank = 0; rank < communicator.size(); ++rank)
+    neighbours += communicator.host_of(rank) == communicator.host();
+  return std::max<std::size_t>(1, std::min(mine, std::max<std::size_t>(1, machine / neighbours)));
+}
+
+/// What a rank has opened before the job starts.
+struct Prepared {
+  std::optional<Checkpoint> checkpoint;
+  std::unique_ptr<Compute> compute;
+  std::unique_ptr<ExpertSource> source;
+  std::optional<Placement> placement;  // more than one rank
+  std::unique_ptr<HostRank> host;      // rank 0
+};
+
+void prepare(const Options& options, const Communicator& communicator, Prepared& prepared,
+             StartReport& report) {
+  prepared.checkpoint.emplace(options.model);
+  const ModelConfig& config = prepared.checkpoint->config();
+  const Ops* ops = nullptr;
+  try {
+    ops = &find_backend(options.backend.c_str());
+  } catch (const std::invalid_argument& error) {
+    throw UsageError(fmt::format("--backend {}: {}", options.backend, error.what()));
+  }
+  const std::size_t threads = options.threads > 0 ? options.threads : default_threads(communicator);
+  prepared.compute = std::make_unique<Compute>(*ops, threads);
+  prepared.source = checkpoint_experts(*prepared.checkpoint);
+  if (communicator.size() > 1) {
+    prepared.placement =
+        Placement::make(options.placement, config, static_cast<std::uint32_t>(communicator.size() - 1));
+    report.placement_fingerprint = prepared.placement->fingerprint();
+    if (communicator.rank() > 0)
+      report.held = held_experts(*prepared.source, *prepared.placement,
+                                 static_cast<std::uint32_t>(communicator.rank() - 1));
+  }
+  if (communicator.rank() == 0)
+    prepared.host = std::make_unique<HostRank>(options, *prepared.checkpoint, *prepared.compute);
+  report.config_fingerprint = prepared.checkpoint->fingerprint();
+  report.max_rows = options.chunk;
+  report.device = fmt::format("{}, {} thread{}", ops->name, threads, threads == 1 ? "" : "s");
+}
+
+void print_start(const Options& options, const Communicator& communicator, const Prepared& prepared) {
+  const ModelConfig& config = prepared.checkpoint->config();
+  if (options.bundled_model)
+    fmt::print(stderr, "dsv41-mpi: no --model and no $DSV41_MODEL: using the bundled small checkpoint {}\n",
+               options.model.string());
+  fmt::print(stderr, "dsv41-mpi {}: {} layers, {} experts, {:.3f} GiB; ", DSV41_VERSION, config.n_layers,
+             config.n_routed_experts,
+             static_cast<double>(prepared.checkpoint->payload_bytes()) / (1024.0 * 1024 * 1024));
+  if (prepared.placement)
+    fmt::print(stderr, "{} expert rank{}, {} placement; ", prepared.placement->ranks(),
+               prepared.placement->ranks() == 1 ? "" : "s", prepared.placement->name());
+  fmt::print(stderr, "transport {}; backend {}, {} thread{}\n", communicator.transport(),
+             prepared.compute->ops().name, prepared.compute->threads().size(),
+             prepared.compute->threads().size() == 1 ? "" : "s");
+}
+
+void print_holdings(const Prepared& prepared, const StartVerdict& verdict) {
+  constexpr double kGiB = 1024.0 * 1024 * 1024;
+  const ExpertGeometry& geometry = prepared.source->geometry();
+  std::uint64_t experts = 0;
+  for (const std::uint32_t count : geometry.experts_per_block) experts += count;
+  const std::uint64_t expert_bytes = experts * geometry.expert_bytes();
+  const std::uint64_t host_bytes = prepared.checkpoint->payload_bytes() - expert_bytes;
+  for (std::size_t rank = 0; rank < verdict.reports.size(); ++rank) {
+    const StartReport& report = verdict.reports[rank];
+    if (rank == 0)
+      fmt::print(stderr, "rank 0 on {}: host, {:.3f} GiB of tensors{}; {}\n", report.host,
+                 static_cast<double>(host_bytes) / kGiB,
+                 verdict.reports.size() == 1 ? fmt::format(" and {} experts, {:.3f} GiB", experts,
+                                                           static_cast<double>(expert_bytes) / kGiB)
+                                             : "",
+                 report.device);
+    else
+      fmt::print(stderr, "rank {} on {}: {} experts, {:.3f} GiB; {}\n", rank, report.host,
+                 report.held.experts, static_cast<double>(report.held.bytes) / kGiB, report.device);
+  }
+}
+
+/// The host rank's run after everybody agreed; whatever happens, the expert ranks are told.
+ExitCode run_host(const Options& options, Communicator& communicator, Prepared& prepared,
+                  double load_seconds) {
+  const ExpertLimits limits = ExpertLimits::of(prepared.checkpoint->config(), options.chunk);
+  std::unique_ptr<Experts> experts;
+  try {
+    experts = prepared.placement ? remote_experts(communicator, *prepared.placement,
+                                                  prepared.source->geometry(), limits, options.rank_timeout)
+                                 : local_experts(*prepared.source, *prepared.compute, limits);
+    prepared.host->run(*experts, load_seconds);
+    experts->close(ExitCode::Ok);
+    return ExitCode::Ok;
+  } catch (...) {
+    const auto [code, message] = describe_failure(std::current_exception());
+    fmt::print(stderr, "dsv41-mpi: {}\n", message);
+    if (experts) experts->close(code);
+    return code;
+  }
+}
+
+ExitCode run(const Options& options, Communicator& communicator) {
+  const auto start = Clock::now();
+  const bool host = communicator.rank() == 0;
+  communicator.set_timeout(options.rank_timeout);
+  Prepared prepared;
+  StartReport report = start_report(communicator, DSV41_VERSION);
+  try {
+    prepare(options, communicator, prepared, report);
+  } catch (...) {
+    std::tie(report.code, report.message) = describe_failure(std::current_exception());
+  }
+  const StartVerdict verdict = agree(communicator, report);
+  if (verdict.code != ExitCode::Ok) {
+    if (host) fmt::print(stderr, "dsv41-mpi: {}\n", verdict.message);
+    return verdict.code;
+  }
+  if (host && !options.quiet) print_start(options, communicator, prepared);
+  if (options.dry_run) {
+    if (host) print_holdings(prepared, verdict);
+    return ExitCode::Ok;
+  }
+  install_stop_signal();
+  if (host)
+    return run_host(options, communicator, prepared,
+                    std::chrono::duration<double>(Clock::now() - start).count());
+  return run_expert_rank(communicator, *prepared.placement, *prepared.source, *prepared.compute,
+                         ExpertLimits::of(prepared.checkpoint->config(), options.chunk),
+                         {options.rank_timeout});
+}
+
+int main_of_rank(int argc, char** argv) {
+  std::unique_ptr<Communicator> communicator =
+      started_by_launcher() ? make_mpi_communicator() : make_single_communicator();
+  const bool host = communicator->rank() == 0;
+  try {
+    const CommandLine command = parse_command_line(argc, argv);
+    if (command.action != Action::Run) {
+      if (host) fmt::print("{}", command.action == Action::Help ? help_text() : version_text());
+      return static_cast<int>(ExitCode::Ok);
+    }
+    return static_cast<int>(run(command.options, *communicator));
+  } catch (...) {
+    const auto [code, message] = describe_failure(std::current_exception());
+    if (host) fmt::print(stderr, "dsv41-mpi: {}\n", message);
+    return static_cast<int>(code);
+  }
+}
+
+}  // namespace
+}  // namespace dsv41
+
+int main(int argc, char** argv) {
+  try {
+    return dsv41::main_of_rank(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "dsv41-mpi: {}\n", error.what());
+    return static_cast<int>(dsv41::ExitCode::Peer);
+  }
+}

@@ -1,0 +1,147 @@
+#include "tools/options.h"
+
+#include <fmt/format.h>
+
+#include <boost/program_options.hpp>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <sstream>
+
+#include "loader/error.h"
+
+namespace dsv41 {
+namespace {
+
+namespace po = boost::program_options;
+
+// Numbers are taken as text and checked here: Boost would accept "-1" for an unsigned value and "12abc"
+// silently.
+template <class Number>
+Number number(const std::string& text, const std::string& flag, Number least, Number most) {
+  Number value{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || !(value >= least) || !(value <= most))
+    throw UsageError(fmt::format("--{} takes a number from {} to {}, not '{}'", flag, least, most, text));
+  return value;
+}
+
+std::vector<std::uint32_t> id_list(const std::string& text) {
+  std::vector<std::uint32_t> ids;
+  for (std::size_t start = 0; start <= text.size();) {
+    const std::size_t comma = std::min(text.find(',', start), text.size());
+    ids.push_back(number<std::uint32_t>(text.substr(start, comma - start), "prompt-ids", 0,
+                                        std::numeric_limits<std::uint32_t>::max()));
+    start = comma + 1;
+  }
+  return ids;
+}
+
+po::options_description descriptions() {
+  po::options_description model("Model"), prompt("Prompt (exactly one, unless --dry-run)"),
+      generation("Generation"), machine("Machine"), output("Output"),
+      all("dsv41-mpi: DeepSeek-V4.1-Flash on one host rank and any number of expert ranks\n\n"
+          "  mpirun -np N+1 dsv41-mpi --model DIR --prompt TEXT\n");
+  const auto text = [] { return po::value<std::string>(); };
+  model.add_options()(
+      "model", text()->value_name("DIR"),
+      "checkpoint directory in the released layout (default: $DSV41_MODEL, else the bundled small one)");
+  prompt.add_options()("prompt", text()->value_name("TEXT"), "text, BOS is put in front")(
+      "prompt-file", text()->value_name("FILE"), "the same, read from a file ('-': standard input)")(
+      "prompt-ids", text()->value_name("0,17,…"), "token ids as they are");
+  generation.add_options()("max-tokens,n", text()->value_name("N"), "tokens to generate at most (128)")(
+      "temperature", text()->value_name("T"), "0 takes the most likely token (0)")(
+      "top-p", text()->value_name("P"), "sample from the most likely tokens that reach P together (1)")(
+      "seed", text()->value_name("S"), "of the sampler (0)")("ignore-eos",
+                                                             "go on after the end-of-sentence token")(
+      "chunk", text()->value_name("ROWS"), "prompt tokens per step; any value gives the same bits (512)");
+  machine.add_options()("placement", text()->value_name("HOW"), "contiguous | cyclic | file:PATH (cyclic)")(
+      "backend", text()->value_name("NAME"), "kernels to use: auto | plain | avx2 | avx512 (auto)")(
+      "threads", text()->value_name("N"), "per rank (the cores of the machine, shared among its ranks)")(
+      "rank-timeout", text()->value_name("SECONDS"), "end the job when a rank is silent for so long (60)");
+  output.add_options()("dump-logits", text()->value_name("F.h5"),
+                       "write /ids and /logits of every processed position")(
+      "dry-run", "open and check everything, print what each rank would hold, stop")(
+      "json", "one JSON object on standard output instead of the text")("quiet", "no messages but errors")(
+      "version", "print the version")("help,h", "print this text");
+  all.add(model).add(prompt).add(generation).add(machine).add(output);
+  return all;
+}
+
+Options read_options(const po::variables_map& flags) {
+  Options options;
+  const auto given = [&](const char* flag) { return flags.count(flag) > 0; };
+  const auto text = [&](const char* flag) { return flags[flag].as<std::string>(); };
+
+  const char* from_environment = std::getenv("DSV41_MODEL");
+  if (given("model"))
+    options.model = text("model");
+  else if (from_environment != nullptr && *from_environment != '\0')
+    options.model = from_environment;
+  else {
+    options.model = DSV41_BUNDLED_CHECKPOINT;
+    options.bundled_model = true;
+  }
+
+  if (given("prompt")) options.prompt = text("prompt");
+  if (given("prompt-file")) options.prompt_file = text("prompt-file");
+  if (given("prompt-ids")) options.prompt_ids = id_list(text("prompt-ids"));
+  if (given("max-tokens"))
+    options.max_tokens = number<std::uint32_t>(text("max-tokens"), "max-tokens", 0, 1u << 30);
+  if (given("temperature")) options.temperature = number<double>(text("temperature"), "temperature", 0, 1000);
+  if (given("top-p")) options.top_p = number<double>(text("top-p"), "top-p", 1e-9, 1);
+  if (given("seed"))
+    options.seed = number<std::uint64_t>(text("seed"), "seed", 0, std::numeric_limits<std::uint64_t>::max());
+  if (given("chunk")) options.chunk = number<std::uint32_t>(text("chunk"), "chunk", 1, 1u << 16);
+  if (given("placement")) options.placement = text("placement");
+  if (given("backend")) options.backend = text("backend");
+  if (given("threads")) options.threads = number<std::size_t>(text("threads"), "threads", 1, 1024);
+  if (given("rank-timeout"))
+    options.rank_timeout = std::chrono::milliseconds(
+        std::llround(number<double>(text("rank-timeout"), "rank-timeout", 0.1, 1e6) * 1000));
+  if (given("dump-logits")) options.dump_logits = text("dump-logits");
+  options.ignore_eos = given("ignore-eos");
+  options.dry_run = given("dry-run");
+  options.json = given("json");
+  options.quiet = given("quiet");
+
+  const int prompts = int{given("prompt")} + int{given("prompt-file")} + int{given("prompt-ids")};
+  if (prompts > 1) throw UsageError("give one of --prompt, --prompt-file and --prompt-ids, not several");
+  if (prompts == 0 && !options.dry_run)
+    throw UsageError(
+        "nothing to do: give --prompt TEXT, --prompt-file FILE or --prompt-ids LIST (see --help)");
+  return options;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  po::variables_map flags;
+  try {
+    po::store(po::command_line_parser(argc, argv)
+                  .options(descriptions())
+                  .positional({})
+                  .style(po::command_line_style::default_style & ~po::command_line_style::allow_guessing)
+                  .run(),
+              flags);
+  } catch (const po::error& error) {
+    throw UsageError(fmt::format("{} (see --help)", error.what()));
+  }
+  if (flags.count("help") > 0) return {Action::Help, {}};
+  if (flags.count("version") > 0) return {Action::Version, {}};
+  return {Action::Run, read_options(flags)};
+}
+
+std::string help_text() {
+  std::ostringstream text;
+  text << descriptions();
+  return text.str();
+}
+
+std::string version_text() {
+  return fmt::format("dsv41-mpi {}\n", DSV41_VERSION);
+}
+
+}  // namespace dsv41

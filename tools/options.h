@@ -1,0 +1,49 @@
+// The command line of dsv41-mpi. The only part of the project that knows Boost.Program_options.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace dsv41 {
+
+struct Options {
+  std::filesystem::path model;
+  bool bundled_model = false;  // neither --model nor $DSV41_MODEL was given
+
+  std::optional<std::string> prompt;
+  std::optional<std::filesystem::path> prompt_file;
+  std::optional<std::vector<std::uint32_t>> prompt_ids;
+
+  std::uint32_t max_tokens = 128;
+  double temperature = 0, top_p = 1;
+  std::uint64_t seed = 0;
+  bool ignore_eos = false;
+  std::uint32_t chunk = 512;
+
+  std::string placement = "cyclic";
+  std::string backend = "auto";
+  std::size_t threads = 0;  // 0: the cores of this machine shared among its ranks
+  std::chrono::milliseconds rank_timeout = std::chrono::seconds(60);
+
+  std::optional<std::filesystem::path> dump_logits;
+  bool dry_run = false, json = false, quiet = false;
+};
+
+/// What argv asks for besides a run.
+enum class Action { Run, Help, Version };
+
+struct CommandLine {
+  Action action = Action::Run;
+  Options options;
+};
+
+/// Throws UsageError with one line that names the flag and the value.
+CommandLine parse_command_line(int argc, const char* const* argv);
+std::string help_text();
+std::string version_text();
+
+}  // namespace dsv41
