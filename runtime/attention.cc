@@ -35,39 +35,56 @@ Attention::Attention(const ModelContext& context)
   groups_out_.resize(rows * group_width);
 }
 
-void Attention::prepare(const Step& step) {
-  window_rope_.fill(step.positions);
-  compressed_rope_.fill(step.positions);
+void Attention::set_rows(const RowSet& rows) {
+  window_rope_.fill(rows.positions);
+  compressed_rope_.fill(rows.positions);
 }
 
-void Attention::forward(const Step& step, std::uint32_t layer, std::span<const BFloat16> x,
-                        std::span<BFloat16> out) {
+void Attention::store_keys(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x) {
   const ModelConfig& config = context_.config;
   const AttentionWeights& weights = context_.weights.blocks[layer].attention;
-  const std::size_t rows = step.rows();
-  const bool compressed = config.compress_ratios[layer] > 0;
-  const RopeTable& rope = compressed ? compressed_rope_ : window_rope_;
+  const RopeTable& angles = rope(layer);
+  const std::size_t count = rows.rows();
+  const auto kv = first(kv_, count * dim_);
 
   context_.compute.quantize_rows(x, config.dim, x_codes_, x_scales_);
-  queries(rows, weights, rope);
-  context_.observe<BFloat16>("attn.q", static_cast<int>(layer), first(q_, rows * heads_ * dim_));
-  window_keys(rows, weights, rope);
-  if (weights.compressor) compressor_.append_groups(step, layer, x);
-  if (weights.index_query)
-    selection_.select(step, layer, x, {qr_codes_.data(), qr_scales_.data(), rows, config.q_lora_rank}, rope);
-  for (const Segment& segment : step.segments) {
-    attend(segment, layer);
-    store_window(segment, layer);
+  context_.compute.linear(QuantizedRows{x_codes_.data(), x_scales_.data(), count, config.dim}, weights.wkv,
+                          kv);
+  context_.compute.rms_norm(kv, weights.kv_norm, static_cast<float>(config.norm_eps), kv);
+  for (std::size_t row = 0; row < count; ++row)
+    context_.compute.ops().rotate(kv.data() + row * dim_, 1, dim_, angles.pairs(), angles.cosine(row),
+                                  angles.sine(row), false);
+  context_.compute.quantize_rows(kv, dim_, kv_codes_, kv_scales_);
+  if (weights.compressor) compressor_.append_groups(rows, layer, x);
+}
+
+void Attention::attend(const RowSet& stored, const RowSet& rows, std::uint32_t layer,
+                       std::span<const BFloat16> x, std::span<BFloat16> out) {
+  const ModelConfig& config = context_.config;
+  const AttentionWeights& weights = context_.weights.blocks[layer].attention;
+  const RopeTable& angles = rope(layer);
+  const std::size_t count = rows.rows();
+
+  // The codes of store_keys() are still there unless rows have been left out since.
+  if (count != stored.rows()) context_.compute.quantize_rows(x, config.dim, x_codes_, x_scales_);
+  queries(count, weights, angles);
+  context_.observe<BFloat16>("attn.q", static_cast<int>(layer), first(q_, count * heads_ * dim_));
+  if (weights.index_query && count > 0)
+    selection_.select(rows, layer, x, {qr_codes_.data(), qr_scales_.data(), count, config.q_lora_rank},
+                      angles);
+  for (std::size_t i = 0; i < rows.segments.size(); ++i) {
+    attend_segment(stored.segments[i], rows.segments[i], rows.origins, layer);
+    store_window(stored.segments[i], layer);
   }
   context_.observe<BFloat16>("attn.core_out", static_cast<int>(layer),
-                             first(heads_out_, rows * heads_ * dim_));
+                             first(heads_out_, count * heads_ * dim_));
 
-  context_.compute.threads().parallel_for(rows, 1, [&](Range range) {
+  context_.compute.threads().parallel_for(count, 1, [&](Range range) {
     for (std::size_t row = range.begin; row < range.end; ++row)
-      context_.compute.ops().rotate(heads_out_.data() + row * heads_ * dim_, heads_, dim_, rope.pairs(),
-                                    rope.cosine(row), rope.sine(row), true);
+      context_.compute.ops().rotate(heads_out_.data() + row * heads_ * dim_, heads_, dim_, angles.pairs(),
+                                    angles.cosine(row), angles.sine(row), true);
   });
-  project(rows, weights, out);
+  project(count, weights, out);
 }
 
 void Attention::queries(std::size_t rows, const AttentionWeights& weights, const RopeTable& rope) {
@@ -86,51 +103,45 @@ void Attention::queries(std::size_t rows, const AttentionWeights& weights, const
   });
 }
 
-void Attention::window_keys(std::size_t rows, const AttentionWeights& weights, const RopeTable& rope) {
-  const auto kv = first(kv_, rows * dim_);
-  context_.compute.linear(QuantizedRows{x_codes_.data(), x_scales_.data(), rows, context_.config.dim},
-                          weights.wkv, kv);
-  context_.compute.rms_norm(kv, weights.kv_norm, static_cast<float>(context_.config.norm_eps), kv);
-  for (std::size_t row = 0; row < rows; ++row)
-    context_.compute.ops().rotate(kv.data() + row * dim_, 1, dim_, rope.pairs(), rope.cosine(row),
-                                  rope.sine(row), false);
-  context_.compute.quantize_rows(kv, dim_, kv_codes_, kv_scales_);
-}
-
-// Entry i is position start - (W-1) + i; those before the sequence's first token stay untouched and unused.
-void Attention::decode_window(const Segment& segment, std::uint32_t layer) {
+// Entry i is position segment.start - (W-1) + i, up to the last row that comes in; those before the
+// sequence's first token stay untouched and unused.
+void Attention::decode_window(const Segment& stored, const Segment& segment, std::uint32_t layer) {
   const Ops& ops = context_.compute.ops();
   const WindowCache& cache = segment.sequence->window(layer);
   context_.compute.threads().parallel_for(window_ - 1 + segment.rows, 64, [&](Range range) {
     for (std::size_t i = range.begin; i < range.end; ++i) {
+      if (segment.start + i < window_ - 1) continue;
+      const auto position = static_cast<std::uint32_t>(segment.start + i - (window_ - 1));
       float* value = window_values_.data() + i * dim_;
-      if (i >= window_ - 1) {
-        const std::size_t row = segment.first_row + i - (window_ - 1);
+      if (position >= stored.start) {
+        const std::size_t row = stored.first_row + position - stored.start;
         ops.dequantize_window(kv_codes_.data() + row * dim_, kv_scales_.data() + row * dim_ / kBlock, dim_,
                               value);
-      } else if (segment.start + i >= window_ - 1) {
-        const auto entry = cache.entry(static_cast<std::uint32_t>(segment.start + i - (window_ - 1)));
+      } else {
+        const auto entry = cache.entry(position);
         ops.dequantize_window(entry.codes, entry.scales, dim_, value);
       }
     }
   });
 }
 
-void Attention::store_window(const Segment& segment, std::uint32_t layer) {
-  WindowCache& cache = segment.sequence->window(layer);
-  const std::size_t kept = std::min(segment.rows, cache.positions());
-  for (std::size_t i = segment.rows - kept; i < segment.rows; ++i) {
-    const std::size_t row = segment.first_row + i;
-    cache.store(static_cast<std::uint32_t>(segment.start + i), kv_codes_.data() + row * dim_,
+void Attention::store_window(const Segment& stored, std::uint32_t layer) {
+  WindowCache& cache = stored.sequence->window(layer);
+  const std::size_t kept = std::min(stored.rows, cache.positions());
+  for (std::size_t i = stored.rows - kept; i < stored.rows; ++i) {
+    const std::size_t row = stored.first_row + i;
+    cache.store(static_cast<std::uint32_t>(stored.start + i), kv_codes_.data() + row * dim_,
                 kv_scales_.data() + row * dim_ / kBlock);
   }
 }
 
-void Attention::attend(const Segment& segment, std::uint32_t layer) {
+void Attention::attend_segment(const Segment& stored, const Segment& segment,
+                               std::span<const std::uint32_t> origins, std::uint32_t layer) {
+  if (segment.rows == 0) return;
   const ModelConfig& config = context_.config;
   const Ops& ops = context_.compute.ops();
   const std::span<const float> sink = context_.weights.blocks[layer].attention.sink;
-  decode_window(segment, layer);
+  decode_window(stored, segment, layer);
 
   for (std::size_t i = 0; i < segment.rows; ++i) {
     const std::size_t row = segment.first_row + i;
@@ -142,7 +153,7 @@ void Attention::attend(const Segment& segment, std::uint32_t layer) {
 
     if (config.compress_ratios[layer] > 0) {
       const CompressedCache& cache = segment.sequence->compressed(config.kv_source(layer));
-      const std::span<const std::int32_t> groups = selection_.selected(row);
+      const std::span<const std::int32_t> groups = selection_.selected(origins[row]);
       context_.compute.threads().parallel_for(groups.size(), 64, [&](Range range) {
         for (std::size_t g = range.begin; g < range.end; ++g) {
           const auto group = static_cast<std::size_t>(groups[g]);

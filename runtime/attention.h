@@ -15,18 +15,27 @@ class Attention {
  public:
   explicit Attention(const ModelContext& context);
 
-  /// Once per step, before the first layer.
-  void prepare(const Step& step);
+  /// Rotation angles of these rows, for the calls that follow.
+  void set_rows(const RowSet& rows);
 
-  /// x: bf16 [rows, D] (normalized). out: bf16 [rows, D]. Stores the step's keys in the sequences.
-  void forward(const Step& step, std::uint32_t layer, std::span<const BFloat16> x, std::span<BFloat16> out);
+  /// First half of a layer: window keys, compressed KV and index keys of all rows that come in, x bf16 [rows,
+  /// D] (normalized), into the sequences' caches and this layer's scratch.
+  void store_keys(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x);
+
+  /// Second half, for rows that are a suffix of each segment of `stored` (set_rows() names them): out bf16
+  /// [rows, D].
+  void attend(const RowSet& stored, const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
+              std::span<BFloat16> out);
 
  private:
+  const RopeTable& rope(std::uint32_t layer) const {
+    return context_.config.compress_ratios[layer] > 0 ? compressed_rope_ : window_rope_;
+  }
   void queries(std::size_t rows, const AttentionWeights& weights, const RopeTable& rope);
-  void window_keys(std::size_t rows, const AttentionWeights& weights, const RopeTable& rope);
-  void attend(const Segment& segment, std::uint32_t layer);
-  void decode_window(const Segment& segment, std::uint32_t layer);
-  void store_window(const Segment& segment, std::uint32_t layer);
+  void attend_segment(const Segment& stored, const Segment& segment, std::span<const std::uint32_t> origins,
+                      std::uint32_t layer);
+  void decode_window(const Segment& stored, const Segment& segment, std::uint32_t layer);
+  void store_window(const Segment& stored, std::uint32_t layer);
   void project(std::size_t rows, const AttentionWeights& weights, std::span<BFloat16> out);
 
   const ModelContext& context_;

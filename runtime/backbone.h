@@ -22,13 +22,23 @@ class Backbone {
   /// max_rows.
   std::span<const float> forward(const Step& step);
 
-  /// Means of the stream in front of the draft target layers, bf16 [rows, targets * D], of the last step.
+  /// Means of the stream in front of the draft target layers, bf16 [rows, targets * D], of the rows of the
+  /// last step. Rows that were left out below a target layer (Skipped) hold nothing.
   std::span<const BFloat16> main_hidden() const { return main_hidden_; }
+
+  /// Rows times layers that were computed and that RowPlan left out, since the start.
+  struct RowCounts {
+    std::uint64_t computed = 0, skipped = 0;
+  };
+  const RowCounts& row_counts() const { return row_counts_; }
 
  private:
   void embed(const Step& step);
+  /// One layer: takes in the rows of `active_`, leaves those whose output is needed.
   void block(const Step& step, std::uint32_t layer);
-  void collect_main_hidden(const Step& step, std::uint32_t layer);
+  /// From the rows whose keys are stored to those whose output of `layer` is needed: stream and x close up.
+  void drop_rows(std::uint32_t layer);
+  void collect_main_hidden(std::uint32_t layer);
   std::span<const float> head(const Step& step);
 
   const ModelContext& context_;
@@ -36,6 +46,11 @@ class Backbone {
   Attention attention_;
   Moe moe_;
   EngramLayers engram_;
+  RowPlan plan_;
+  RowCounts row_counts_;
+  std::uint64_t total_rows_ = 0;
+  RowSet active_;  // rows that are being computed
+  RowSet stored_;  // rows whose keys of the layer at hand are stored: active_ before drop_rows
   Stream stream_;
   Mixes mixes_;
   std::vector<BFloat16> x_, y_;  // [max_rows, D]: input and output of a half-block

@@ -41,36 +41,36 @@ Compressor::Compressor(const ModelContext& context) : context_(context) {
   sine_.resize(frequencies_.size());
 }
 
-void Compressor::append_groups(const Step& step, std::uint32_t layer, std::span<const BFloat16> x) {
+void Compressor::append_groups(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x) {
   const CompressorWeights& weights = *context_.weights.blocks[layer].attention.compressor;
   const std::size_t dim = context_.config.head_dim;
   const auto eps = static_cast<float>(context_.config.norm_eps);
   const std::uint32_t ratio = context_.config.compress_ratios[layer];
 
   if (ratio == 1) {
-    context_.compute.linear(x, weights.wkv, first(latents_, step.rows() * dim));
+    context_.compute.linear(x, weights.wkv, first(latents_, rows.rows() * dim));
   } else {
-    context_.compute.linear_wide(x, weights.wkv, first(u_, step.rows() * dim));
-    context_.compute.linear_wide(x, *weights.wgate, first(z_, step.rows() * dim));
-    pool_pairs(step, layer);
+    context_.compute.linear_wide(x, weights.wkv, first(u_, rows.rows() * dim));
+    context_.compute.linear_wide(x, *weights.wgate, first(z_, rows.rows() * dim));
+    pool_pairs(rows, layer);
   }
 
   std::size_t groups = 0;
-  for (const Segment& segment : step.segments) groups += completed_groups(segment, ratio).count;
+  for (const Segment& segment : rows.segments) groups += completed_groups(segment, ratio).count;
   if (groups == 0) return;
   const auto latents = first(latents_, groups * dim);
   const auto keys = first(keys_, groups * context_.config.index_head_dim);
   context_.compute.rms_norm(latents, weights.norm, eps, latents);
   context_.compute.linear(latents, weights.index_wk, keys);
   context_.compute.rms_norm(keys, weights.index_k_norm, eps, keys);
-  store(step, layer);
+  store(rows, layer);
 }
 
-void Compressor::pool_pairs(const Step& step, std::uint32_t layer) {
+void Compressor::pool_pairs(const RowSet& rows, std::uint32_t layer) {
   const std::size_t dim = context_.config.head_dim;
   const std::uint32_t ratio = context_.config.compress_ratios[layer];
   std::size_t group_row = 0;
-  for (const Segment& segment : step.segments) {
+  for (const Segment& segment : rows.segments) {
     CompressedCache& cache = segment.sequence->compressed(layer);
     const Completed completed = completed_groups(segment, ratio);
     for (std::size_t group = completed.first; group < completed.first + completed.count;
@@ -98,13 +98,13 @@ void Compressor::pool_pairs(const Step& step, std::uint32_t layer) {
   }
 }
 
-void Compressor::store(const Step& step, std::uint32_t layer) {
+void Compressor::store(const RowSet& rows, std::uint32_t layer) {
   const std::size_t dim = context_.config.head_dim, index_dim = context_.config.index_head_dim;
   const std::size_t pairs = frequencies_.size();
   const std::uint32_t ratio = context_.config.compress_ratios[layer];
   const Ops& ops = context_.compute.ops();
   std::size_t row = 0;
-  for (const Segment& segment : step.segments) {
+  for (const Segment& segment : rows.segments) {
     CompressedCache& cache = segment.sequence->compressed(layer);
     const Completed completed = completed_groups(segment, ratio);
     for (std::size_t group = completed.first; group < completed.first + completed.count; ++group, ++row) {

@@ -13,15 +13,15 @@ class Compressor {
  public:
   explicit Compressor(const ModelContext& context);
 
-  /// Appends every group that the step's tokens complete to the cache of `layer`. x: bf16 [rows, D],
+  /// Appends every group that these rows complete to the cache of `layer`. x: bf16 [rows, D],
   /// attention input.
-  void append_groups(const Step& step, std::uint32_t layer, std::span<const BFloat16> x);
+  void append_groups(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x);
 
  private:
   /// Latents before the norm, [groups, Dh] into latents_; returns how many groups each segment completes in
   /// counts_.
-  void pool_pairs(const Step& step, std::uint32_t layer);
-  void store(const Step& step, std::uint32_t layer);
+  void pool_pairs(const RowSet& rows, std::uint32_t layer);
+  void store(const RowSet& rows, std::uint32_t layer);
 
   const ModelContext& context_;
   std::vector<float> frequencies_;

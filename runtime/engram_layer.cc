@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "loader/error.h"
 
 namespace dsv41 {
@@ -27,6 +29,7 @@ EngramLayers::EngramLayers(const ModelContext& context, TokenMap map, EngramRows
 
 void EngramLayers::prepare(const Step& step) {
   if (layers_.empty()) return;
+  step_rows_ = step.rows();
   const std::size_t columns = context_.config.n_hash_columns();
   const std::uint32_t pad = map_.compressed[context_.config.engram_pad_id];
   for (std::size_t table = 0; table < layers_.size(); ++table) {
@@ -43,16 +46,19 @@ void EngramLayers::prepare(const Step& step) {
   }
 }
 
-void EngramLayers::forward(const Step& step, std::size_t table, Stream& stream) {
+void EngramLayers::forward(const RowSet& active, std::size_t table, Stream& stream) {
   const ModelConfig& config = context_.config;
   const EngramWeights& weights = context_.weights.engram[table];
   const std::uint32_t layer = config.engram_layer_ids[table];
-  const std::size_t rows = step.rows(), dim = config.dim, copies = config.hc_mult;
+  const std::size_t rows = active.rows(), dim = config.dim, copies = config.hc_mult;
   const std::size_t width = std::size_t{config.n_hash_columns()} * config.engram_head_dim;
   const auto gathered = first(rows_, rows * width);
   const auto kv = first(kv_, rows * (copies + 1) * dim);
 
-  rows_source_.collect(table, gathered);
+  rows_source_.collect(table, first(rows_, step_rows_ * width));
+  for (std::size_t row = 0; row < rows; ++row)  // rows that have been left out since move aside
+    if (active.origins[row] != row)
+      std::copy_n(rows_.data() + active.origins[row] * width, width, rows_.data() + row * width);
   context_.observe<BFloat16>("engram.rows", static_cast<int>(layer), gathered);
   context_.compute.quantize_rows(gathered, width, codes_, scales_);
   context_.compute.linear(QuantizedRows{codes_.data(), scales_.data(), rows, width}, weights.wkv, kv);

@@ -19,14 +19,15 @@ class EngramLayers {
 
   /// Before layer 0: remembers the step's tokens, hashes them and announces all gathers.
   void prepare(const Step& step);
-  /// Table `table` (index in engram_layer_ids) into the stream.
-  void forward(const Step& step, std::size_t table, Stream& stream);
+  /// Table `table` (index in engram_layer_ids) into the stream of these rows of the step.
+  void forward(const RowSet& active, std::size_t table, Stream& stream);
 
  private:
   const ModelContext& context_;
   TokenMap map_;
   EngramRows& rows_source_;
   std::vector<HashLayer> layers_;
+  std::size_t step_rows_ = 0;
   std::vector<std::uint64_t> ids_;   // [max_rows, columns] of one table
   std::vector<HashedToken> recent_;  // [max_ngram_size]
   std::vector<BFloat16> rows_;       // [max_rows, columns * width]

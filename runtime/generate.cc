@@ -21,11 +21,13 @@ class Generation {
              const GenerationCallbacks& callbacks)
       : backbone_(backbone), config_(config), options_(options), callbacks_(callbacks), sequence_(config) {}
 
-  /// Processes ids; returns the logits of the last one when `sampled`.
-  std::span<const float> run(std::span<const std::uint32_t> ids, bool sampled) {
+  /// Processes ids; returns the logits of the last one when `sampled`. prompt_end as in Step::add.
+  std::span<const float> run(std::span<const std::uint32_t> ids, bool sampled, std::uint32_t prompt_end) {
     step_.clear();
     ++step_.number;
-    step_.add(sequence_, ids, options_.all_logits ? ids.size() : (sampled ? 1 : 0));
+    // Only the prompt's last token is asked for anything, unless all logits are wanted.
+    const bool skip = options_.skip_rows && !options_.all_logits;
+    step_.add(sequence_, ids, options_.all_logits ? ids.size() : (sampled ? 1 : 0), skip ? prompt_end : 0);
     const std::span<const float> logits = backbone_.forward(step_);
     if (options_.all_logits && callbacks_.on_logits) callbacks_.on_logits(ids, logits);
     return logits.empty() ? logits : logits.last(config_.vocab_size);
@@ -94,7 +96,8 @@ GenerationResult generate(Backbone& backbone, const ModelConfig& config,
     const std::size_t rows = std::min<std::size_t>(options.chunk, prompt.size() - done);
     done += rows;
     logits =
-        generation.run(prompt.subspan(done - rows, rows), done == prompt.size() && options.max_tokens > 0);
+        generation.run(prompt.subspan(done - rows, rows), done == prompt.size() && options.max_tokens > 0,
+                       static_cast<std::uint32_t>(prompt.size()));
   }
   result.prefill_seconds = seconds_since(start);
 
@@ -114,7 +117,7 @@ GenerationResult generate(Backbone& backbone, const ModelConfig& config,
       result.finish = FinishReason::Stopped;
       break;
     }
-    logits = generation.run({&id, 1}, true);
+    logits = generation.run({&id, 1}, true, 0);
     ++result.decode_steps;
   }
   result.decode_seconds = seconds_since(start);

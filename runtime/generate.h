@@ -19,6 +19,7 @@ struct GenerationOptions {
   std::uint32_t chunk = 512;  // rows per prefill step
   bool ignore_eos = false;
   bool all_logits = false;  // on_logits sees every position, not only those that are sampled from
+  bool skip_rows = true;  // leave out prompt rows that cannot reach the result (RowPlan); never changes a bit
   SamplingOptions sampling;
 };
 

@@ -83,16 +83,13 @@ void HyperConnections::expand(std::span<const BFloat16> y, const Mixes& mixes, s
   });
 }
 
-void HyperConnections::mean(const Stream& stream, std::size_t rows, BFloat16* out,
-                            std::size_t out_stride) const {
-  for (std::size_t row = 0; row < rows; ++row) {
-    const BFloat16* x = stream.x.data() + row * copies_ * dim_;
-    for (std::size_t i = 0; i < dim_; ++i) {
-      double sum = 0;
-      for (std::size_t copy = 0; copy < copies_; ++copy)
-        sum += static_cast<double>(to_float(x[copy * dim_ + i]));
-      out[row * out_stride + i] = to_bfloat16(sum / static_cast<double>(copies_));
-    }
+void HyperConnections::mean(const Stream& stream, std::size_t row, BFloat16* out) const {
+  const BFloat16* x = stream.x.data() + row * copies_ * dim_;
+  for (std::size_t i = 0; i < dim_; ++i) {
+    double sum = 0;
+    for (std::size_t copy = 0; copy < copies_; ++copy)
+      sum += static_cast<double>(to_float(x[copy * dim_ + i]));
+    out[i] = to_bfloat16(sum / static_cast<double>(copies_));
   }
 }
 

@@ -40,8 +40,8 @@ class HyperConnections {
                 std::span<BFloat16> out) const;
   /// hc_post in place: y [rows, D].
   void expand(std::span<const BFloat16> y, const Mixes& mixes, std::size_t rows, Stream& stream) const;
-  /// Mean over the M copies -> bf16 (main_hidden): row r goes to out[r * out_stride].
-  void mean(const Stream& stream, std::size_t rows, BFloat16* out, std::size_t out_stride) const;
+  /// Mean over the M copies of one row -> bf16 [D] (main_hidden).
+  void mean(const Stream& stream, std::size_t row, BFloat16* out) const;
 
  private:
   const ModelContext& context_;

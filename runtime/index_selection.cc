@@ -20,35 +20,36 @@ IndexSelection::IndexSelection(const ModelContext& context)
   query_scales_.resize(context.max_rows * width / kBlock);
 }
 
-void IndexSelection::select(const Step& step, std::uint32_t layer, std::span<const BFloat16> x,
+void IndexSelection::select(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
                             const QuantizedRows& qr, const RopeTable& rope) {
   const ModelConfig& config = context_.config;
   const std::uint32_t ratio = config.compress_ratios[layer];
   const std::uint32_t source = config.kv_source(layer);
-  queries(step, layer, x, qr, rope);
+  queries(rows, layer, x, qr, rope);
 
-  for (const Segment& segment : step.segments) {
+  for (const Segment& segment : rows.segments) {
     const CompressedCache& cache = segment.sequence->compressed(source);
     for (std::size_t i = 0; i < segment.rows; ++i) {
       const std::size_t row = segment.first_row + i;
+      const std::size_t origin = rows.origins[row];
       const std::size_t visible = (segment.start + i + 1) / ratio;
       if (layer > config.candidate_source_layer) {
-        score_candidates(cache, row, visible);
+        score_candidates(cache, row, visible, candidates_[origin], selected_[origin]);
       } else {
         score_all(cache, row, visible);
-        if (layer == config.candidate_source_layer) choose_candidates(row);
-        select_groups(scores_, config.index_topk, {}, 1, selected_[row]);
+        if (layer == config.candidate_source_layer) choose_candidates(candidates_[origin]);
+        select_groups(scores_, config.index_topk, {}, 1, selected_[origin]);
       }
     }
   }
-  if (context_.observer != nullptr) show(step, layer);
+  if (context_.observer != nullptr) show(rows, layer);
 }
 
-void IndexSelection::show(const Step& step, std::uint32_t layer) const {
+void IndexSelection::show(const RowSet& rows, std::uint32_t layer) const {
   const auto observe = [&](const char* name, const auto& lists, std::size_t slots) {
-    std::vector<std::int32_t> padded(step.rows() * slots, -1);
-    for (std::size_t row = 0; row < step.rows(); ++row)
-      std::copy(lists[row].begin(), lists[row].end(),
+    std::vector<std::int32_t> padded(rows.rows() * slots, -1);
+    for (std::size_t row = 0; row < rows.rows(); ++row)
+      std::copy(lists[rows.origins[row]].begin(), lists[rows.origins[row]].end(),
                 padded.begin() + static_cast<std::ptrdiff_t>(row * slots));
     context_.observe<std::int32_t>(name, static_cast<int>(layer), padded);
   };
@@ -57,18 +58,18 @@ void IndexSelection::show(const Step& step, std::uint32_t layer) const {
     observe("index.candidates", candidates_, context_.config.candidate_topk_blocks);
 }
 
-void IndexSelection::queries(const Step& step, std::uint32_t layer, std::span<const BFloat16> x,
+void IndexSelection::queries(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
                              const QuantizedRows& qr, const RopeTable& rope) {
   const ModelConfig& config = context_.config;
   const IndexQueryWeights& weights = *context_.weights.blocks[layer].attention.index_query;
   const std::size_t heads = config.index_n_heads, dim = config.index_head_dim, width = heads * dim;
   const Ops& ops = context_.compute.ops();
 
-  context_.compute.linear(qr, weights.wq_b, first(query_, step.rows() * width));
-  context_.compute.linear(x, weights.weights_proj, first(head_weights_, step.rows() * heads));
-  for (BFloat16& weight : first(head_weights_, step.rows() * heads))
+  context_.compute.linear(qr, weights.wq_b, first(query_, rows.rows() * width));
+  context_.compute.linear(x, weights.weights_proj, first(head_weights_, rows.rows() * heads));
+  for (BFloat16& weight : first(head_weights_, rows.rows() * heads))
     weight = to_bfloat16(static_cast<double>(to_float(weight)) * static_cast<double>(head_weight_scale_));
-  context_.compute.threads().parallel_for(step.rows(), 1, [&](Range range) {
+  context_.compute.threads().parallel_for(rows.rows(), 1, [&](Range range) {
     for (std::size_t row = range.begin; row < range.end; ++row) {
       BFloat16* query = query_.data() + row * width;
       ops.rotate(query, heads, dim, rope.pairs(), rope.cosine(row), rope.sine(row), false);
@@ -93,23 +94,24 @@ void IndexSelection::score_all(const CompressedCache& cache, std::size_t row, st
   });
 }
 
-void IndexSelection::choose_candidates(std::size_t row) {
+void IndexSelection::choose_candidates(std::vector<std::uint32_t>& candidates) {
   const ModelConfig& config = context_.config;
   select_blocks(scores_, config.candidate_block_size, config.candidate_topk_blocks, block_mask_);
-  candidates_[row].clear();
+  candidates.clear();
   for (std::size_t block = 0; block < block_mask_.size(); ++block)
-    if (block_mask_[block] != 0) candidates_[row].push_back(static_cast<std::uint32_t>(block));
+    if (block_mask_[block] != 0) candidates.push_back(static_cast<std::uint32_t>(block));
 }
 
 // Scores outside the candidate blocks are -infinity by definition, so they are not computed at all: the
 // scores of the candidates stand side by side, ascending, and the ties keep their order.
-void IndexSelection::score_candidates(const CompressedCache& cache, std::size_t row, std::size_t visible) {
+void IndexSelection::score_candidates(const CompressedCache& cache, std::size_t row, std::size_t visible,
+                                      const std::vector<std::uint32_t>& candidates,
+                                      std::vector<std::int32_t>& selected) {
   const ModelConfig& config = context_.config;
   const std::size_t heads = config.index_n_heads, dim = config.index_head_dim,
                     block_size = config.candidate_block_size;
-  const std::vector<std::uint32_t>& candidates = candidates_[row];
   if (candidates.empty()) {
-    selected_[row].clear();
+    selected.clear();
     return;
   }
   // All candidate blocks are full but possibly the newest one.
@@ -129,8 +131,8 @@ void IndexSelection::score_candidates(const CompressedCache& cache, std::size_t 
       }
     }
   });
-  select_groups(scores_, config.index_topk, {}, 1, selected_[row]);
-  for (std::int32_t& group : selected_[row]) {
+  select_groups(scores_, config.index_topk, {}, 1, selected);
+  for (std::int32_t& group : selected) {
     const auto slot = static_cast<std::size_t>(group);
     group = static_cast<std::int32_t>(candidates[slot / block_size] * block_size + slot % block_size);
   }

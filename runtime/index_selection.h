@@ -12,26 +12,28 @@
 
 namespace dsv41 {
 
-/// Selections of the newest index source, row by row; Reuse layers read them unchanged.
+/// Selections of the newest index source, row by row; Reuse layers read them unchanged. They are kept by the
+/// row's number in the step, which does not change when rows are left out between layers.
 class IndexSelection {
  public:
   explicit IndexSelection(const ModelContext& context);
 
   /// Runs an index source. x: bf16 [rows, D]; qr: quantized [rows, Q]; rope: rows of the compressed base.
-  void select(const Step& step, std::uint32_t layer, std::span<const BFloat16> x, const QuantizedRows& qr,
+  void select(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x, const QuantizedRows& qr,
               const RopeTable& rope);
 
-  /// Selected groups of a row, ascending.
-  std::span<const std::int32_t> selected(std::size_t row) const { return selected_[row]; }
+  /// Selected groups, ascending, of the row that was `origin` in the step.
+  std::span<const std::int32_t> selected(std::size_t origin) const { return selected_[origin]; }
 
  private:
-  void queries(const Step& step, std::uint32_t layer, std::span<const BFloat16> x, const QuantizedRows& qr,
+  void queries(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x, const QuantizedRows& qr,
                const RopeTable& rope);
   void score_all(const CompressedCache& cache, std::size_t row, std::size_t visible);
-  void score_candidates(const CompressedCache& cache, std::size_t row, std::size_t visible);
-  void choose_candidates(std::size_t row);
+  void score_candidates(const CompressedCache& cache, std::size_t row, std::size_t visible,
+                        const std::vector<std::uint32_t>& candidates, std::vector<std::int32_t>& selected);
+  void choose_candidates(std::vector<std::uint32_t>& candidates);
   /// To the observer, absent slots as -1.
-  void show(const Step& step, std::uint32_t layer) const;
+  void show(const RowSet& rows, std::uint32_t layer) const;
 
   const ModelContext& context_;
   float head_weight_scale_ = 0;
