@@ -60,6 +60,12 @@ void Attention::store_keys(const RowSet& rows, std::uint32_t layer, std::span<co
 
 void Attention::attend(const RowSet& stored, const RowSet& rows, std::uint32_t layer,
                        std::span<const BFloat16> x, std::span<BFloat16> out) {
+  if (rows.rows() > 0) attend_rows(stored, rows, layer, x, out);
+  for (const Segment& segment : stored.segments) store_window(segment, layer);
+}
+
+void Attention::attend_rows(const RowSet& stored, const RowSet& rows, std::uint32_t layer,
+                            std::span<const BFloat16> x, std::span<BFloat16> out) {
   const ModelConfig& config = context_.config;
   const AttentionWeights& weights = context_.weights.blocks[layer].attention;
   const RopeTable& angles = rope(layer);
@@ -69,13 +75,11 @@ void Attention::attend(const RowSet& stored, const RowSet& rows, std::uint32_t l
   if (count != stored.rows()) context_.compute.quantize_rows(x, config.dim, x_codes_, x_scales_);
   queries(count, weights, angles);
   context_.observe<BFloat16>("attn.q", static_cast<int>(layer), first(q_, count * heads_ * dim_));
-  if (weights.index_query && count > 0)
+  if (weights.index_query)
     selection_.select(rows, layer, x, {qr_codes_.data(), qr_scales_.data(), count, config.q_lora_rank},
                       angles);
-  for (std::size_t i = 0; i < rows.segments.size(); ++i) {
+  for (std::size_t i = 0; i < rows.segments.size(); ++i)
     attend_segment(stored.segments[i], rows.segments[i], rows.origins, layer);
-    store_window(stored.segments[i], layer);
-  }
   context_.observe<BFloat16>("attn.core_out", static_cast<int>(layer),
                              first(heads_out_, count * heads_ * dim_));
 

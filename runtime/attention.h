@@ -28,6 +28,8 @@ class Attention {
               std::span<BFloat16> out);
 
  private:
+  void attend_rows(const RowSet& stored, const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
+                   std::span<BFloat16> out);
   const RopeTable& rope(std::uint32_t layer) const {
     return context_.config.compress_ratios[layer] > 0 ? compressed_rope_ : window_rope_;
   }

@@ -76,6 +76,7 @@ void Backbone::block(const Step& step, std::uint32_t index) {
   context_.observe<float>("attn_post", layer, mix(mixes_.post));
   context_.observe<float>("attn_comb", layer, first(mixes_.comb, rows * copies * copies));
   attention_.attend(stored_, active_, index, x(), y());
+  if (rows == 0) return;
   context_.observe<BFloat16>("attn_out", layer, y());
   hyper_connections_.expand(y(), mixes_, rows, stream_);
   std::swap(stream_.pre, mixes_.pre);
