@@ -18,7 +18,7 @@ EngramLayers::EngramLayers(const ModelContext& context, TokenMap map, EngramRows
                     map_.size, config.engram_compressed_vocab_size));
   if (layers_.empty()) return;
   const std::size_t width = std::size_t{config.n_hash_columns()} * config.engram_head_dim;
-  ids_.resize(context.max_rows * config.n_hash_columns());
+  ids_.resize(layers_.size() * context.max_rows * config.n_hash_columns());
   recent_.resize(config.engram_max_ngram_size);
   rows_.resize(context.max_rows * width);
   codes_.resize(context.max_rows * width);
@@ -32,18 +32,19 @@ void EngramLayers::prepare(const Step& step) {
   step_rows_ = step.rows();
   const std::size_t columns = context_.config.n_hash_columns();
   const std::uint32_t pad = map_.compressed[context_.config.engram_pad_id];
-  for (std::size_t table = 0; table < layers_.size(); ++table) {
-    for (const Segment& segment : step.segments) {
-      for (std::size_t row = segment.first_row; row < segment.first_row + segment.rows; ++row) {
-        const std::uint32_t position = step.positions[row];
-        segment.sequence->remember(position, {map_.compressed[step.tokens[row]], false});
-        const std::size_t count = segment.sequence->recent(position, recent_);
-        hash_row_ids(layers_[table], std::span(recent_).first(count), pad,
-                     {ids_.data() + row * columns, columns});
-      }
+  const std::size_t count = step.rows() * columns;
+  for (const Segment& segment : step.segments) {
+    for (std::size_t row = segment.first_row; row < segment.first_row + segment.rows; ++row) {
+      const std::uint32_t position = step.positions[row];
+      segment.sequence->remember(position, {map_.compressed[step.tokens[row]], false});
+      // The sequence keeps only the newest tokens, so all tables hash a token while its history is there.
+      const auto recent = std::span(recent_).first(segment.sequence->recent(position, recent_));
+      for (std::size_t table = 0; table < layers_.size(); ++table)
+        hash_row_ids(layers_[table], recent, pad, {ids_.data() + table * count + row * columns, columns});
     }
-    rows_source_.request(table, first(ids_, step.rows() * columns));
   }
+  for (std::size_t table = 0; table < layers_.size(); ++table)
+    rows_source_.request(table, std::span(ids_).subspan(table * count, count));
 }
 
 void EngramLayers::forward(const RowSet& active, std::size_t table, Stream& stream) {

@@ -28,7 +28,7 @@ class EngramLayers {
   EngramRows& rows_source_;
   std::vector<HashLayer> layers_;
   std::size_t step_rows_ = 0;
-  std::vector<std::uint64_t> ids_;   // [max_rows, columns] of one table
+  std::vector<std::uint64_t> ids_;   // [tables, rows, columns]
   std::vector<HashedToken> recent_;  // [max_ngram_size]
   std::vector<BFloat16> rows_;       // [max_rows, columns * width]
   std::vector<std::uint8_t> codes_, scales_;
