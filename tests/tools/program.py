@@ -1,0 +1,43 @@
+"""Runs the built programs the way a user does: alone and under mpirun. Standard library only."""
+
+import os
+import pathlib
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get("DSV41_BINARY_DIR", ROOT / "build/release/bin"))
+CHECKPOINTS = ROOT / "tests/checkpoints"
+DATA = ROOT / "tests/data"
+
+UCX = ["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"]
+OB1 = ["--mca", "pml", "ob1"]
+
+
+class Result:
+    def __init__(self, code, out, err, seconds):
+        self.code, self.out, self.err, self.seconds = code, out, err, seconds
+
+    def messages(self):
+        """Lines of ours on standard error; mpirun adds its own when a rank ends with a code."""
+        return [line for line in self.err.splitlines() if line.startswith("dsv41-mpi: ")]
+
+
+def environment(**extra):
+    values = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    values.pop("DSV41_MODEL", None)
+    return {**values, **extra}
+
+
+def command(arguments, ranks=0, mca=(), program="dsv41-mpi"):
+    """ranks 0: without a launcher."""
+    launcher = ["mpirun", "-np", str(ranks), "--oversubscribe", *mca] if ranks else []
+    return [*launcher, str(BIN / program), *map(str, arguments)]
+
+
+def run(arguments, ranks=0, mca=(), timeout=120, program="dsv41-mpi", stdin=None, **extra):
+    start = time.monotonic()
+    done = subprocess.run(command(arguments, ranks, mca, program), input=stdin, stdin=None if stdin else subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout, env=environment(**extra))
+    return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"),
+                  time.monotonic() - start)
