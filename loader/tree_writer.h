@@ -55,8 +55,8 @@ enum class Payload {
 struct TreeOptions {
   Payload payload = Payload::Sparse;
   std::uint64_t seed = 1;
-  std::vector<std::uint32_t> shards;  // 1-based: write only these; empty: all
-  std::filesystem::path tokenizer;    // copied to tokenizer.json unless empty
+  std::vector<std::uint32_t> shards = {};  // 1-based: write only these; empty: all
+  std::filesystem::path tokenizer = {};    // copied to tokenizer.json unless empty
 };
 
 /// Creates the directory if needed and writes into it. Throws ResourceError when something cannot be written.
