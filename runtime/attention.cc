@@ -35,9 +35,9 @@ Attention::Attention(const ModelContext& context)
   groups_out_.resize(rows * group_width);
 }
 
-void Attention::set_rows(const RowSet& rows) {
-  window_rope_.fill(rows.positions);
-  compressed_rope_.fill(rows.positions);
+void Attention::prepare(const Step& step) {
+  window_rope_.fill(step.positions);
+  compressed_rope_.fill(step.positions);
 }
 
 void Attention::store_keys(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x) {
@@ -52,8 +52,8 @@ void Attention::store_keys(const RowSet& rows, std::uint32_t layer, std::span<co
                           kv);
   context_.compute.rms_norm(kv, weights.kv_norm, static_cast<float>(config.norm_eps), kv);
   for (std::size_t row = 0; row < count; ++row)
-    context_.compute.ops().rotate(kv.data() + row * dim_, 1, dim_, angles.pairs(), angles.cosine(row),
-                                  angles.sine(row), false);
+    context_.compute.ops().rotate(kv.data() + row * dim_, 1, dim_, angles.pairs(),
+                                  angles.cosine(rows.origins[row]), angles.sine(rows.origins[row]), false);
   context_.compute.quantize_rows(kv, dim_, kv_codes_, kv_scales_);
   if (weights.compressor) compressor_.append_groups(rows, layer, x);
 }
@@ -73,7 +73,7 @@ void Attention::attend_rows(const RowSet& stored, const RowSet& rows, std::uint3
 
   // The codes of store_keys() are still there unless rows have been left out since.
   if (count != stored.rows()) context_.compute.quantize_rows(x, config.dim, x_codes_, x_scales_);
-  queries(count, weights, angles);
+  queries(rows, weights, angles);
   context_.observe<BFloat16>("attn.q", static_cast<int>(layer), first(q_, count * heads_ * dim_));
   if (weights.index_query)
     selection_.select(rows, layer, x, {qr_codes_.data(), qr_scales_.data(), count, config.q_lora_rank},
@@ -86,24 +86,24 @@ void Attention::attend_rows(const RowSet& stored, const RowSet& rows, std::uint3
   context_.compute.threads().parallel_for(count, 1, [&](Range range) {
     for (std::size_t row = range.begin; row < range.end; ++row)
       context_.compute.ops().rotate(heads_out_.data() + row * heads_ * dim_, heads_, dim_, angles.pairs(),
-                                    angles.cosine(row), angles.sine(row), true);
+                                    angles.cosine(rows.origins[row]), angles.sine(rows.origins[row]), true);
   });
   project(count, weights, out);
 }
 
-void Attention::queries(std::size_t rows, const AttentionWeights& weights, const RopeTable& rope) {
-  const std::size_t rank = context_.config.q_lora_rank;
-  const auto qr = first(qr_, rows * rank);
-  const auto q = first(q_, rows * heads_ * dim_);
-  context_.compute.linear(QuantizedRows{x_codes_.data(), x_scales_.data(), rows, context_.config.dim},
+void Attention::queries(const RowSet& rows, const AttentionWeights& weights, const RopeTable& angles) {
+  const std::size_t rank = context_.config.q_lora_rank, count = rows.rows();
+  const auto qr = first(qr_, count * rank);
+  const auto q = first(q_, count * heads_ * dim_);
+  context_.compute.linear(QuantizedRows{x_codes_.data(), x_scales_.data(), count, context_.config.dim},
                           weights.wq_a, qr);
   context_.compute.rms_norm(qr, weights.q_norm, static_cast<float>(context_.config.norm_eps), qr);
   context_.compute.quantize_rows(qr, rank, qr_codes_, qr_scales_);
-  context_.compute.linear(QuantizedRows{qr_codes_.data(), qr_scales_.data(), rows, rank}, weights.wq_b, q);
-  context_.compute.threads().parallel_for(rows, 1, [&](Range range) {
+  context_.compute.linear(QuantizedRows{qr_codes_.data(), qr_scales_.data(), count, rank}, weights.wq_b, q);
+  context_.compute.threads().parallel_for(count, 1, [&](Range range) {
     for (std::size_t row = range.begin; row < range.end; ++row)
-      context_.compute.ops().rotate(q.data() + row * heads_ * dim_, heads_, dim_, rope.pairs(),
-                                    rope.cosine(row), rope.sine(row), false);
+      context_.compute.ops().rotate(q.data() + row * heads_ * dim_, heads_, dim_, angles.pairs(),
+                                    angles.cosine(rows.origins[row]), angles.sine(rows.origins[row]), false);
   });
 }
 

@@ -15,14 +15,14 @@ class Attention {
  public:
   explicit Attention(const ModelContext& context);
 
-  /// Rotation angles of these rows, for the calls that follow.
-  void set_rows(const RowSet& rows);
+  /// Once per step, before the first layer: rotation angles of all its rows.
+  void prepare(const Step& step);
 
   /// First half of a layer: window keys, compressed KV and index keys of all rows that come in, x bf16 [rows,
   /// D] (normalized), into the sequences' caches and this layer's scratch.
   void store_keys(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x);
 
-  /// Second half, for rows that are a suffix of each segment of `stored` (set_rows() names them): out bf16
+  /// Second half, for rows that are a suffix of each segment of `stored`: out bf16
   /// [rows, D].
   void attend(const RowSet& stored, const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
               std::span<BFloat16> out);
@@ -33,7 +33,7 @@ class Attention {
   const RopeTable& rope(std::uint32_t layer) const {
     return context_.config.compress_ratios[layer] > 0 ? compressed_rope_ : window_rope_;
   }
-  void queries(std::size_t rows, const AttentionWeights& weights, const RopeTable& rope);
+  void queries(const RowSet& rows, const AttentionWeights& weights, const RopeTable& angles);
   void attend_segment(const Segment& stored, const Segment& segment, std::span<const std::uint32_t> origins,
                       std::uint32_t layer);
   void decode_window(const Segment& stored, const Segment& segment, std::uint32_t layer);

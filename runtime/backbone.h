@@ -1,6 +1,7 @@
 // The whole forward pass over a step (docs/model.md 2): from rows of token ids to logits.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "runtime/attention.h"
@@ -23,8 +24,12 @@ class Backbone {
   std::span<const float> forward(const Step& step);
 
   /// Means of the stream in front of the draft target layers, bf16 [rows, targets * D], of the rows of the
-  /// last step. Rows that were left out below a target layer (Skipped) hold nothing.
+  /// last step. Rows that were left out below a target layer (RowPlan) hold nothing.
   std::span<const BFloat16> main_hidden() const { return main_hidden_; }
+
+  /// Steps of at least this many rows run as two halves: while the experts of one are away, the other is
+  /// computed here. Exact: the second half finds in the caches what the first has stored. Default: never.
+  void overlap_from(std::size_t rows) { overlap_rows_ = rows; }
 
   /// Rows times layers that were computed and that RowPlan left out, since the start.
   struct RowCounts {
@@ -33,13 +38,26 @@ class Backbone {
   const RowCounts& row_counts() const { return row_counts_; }
 
  private:
-  void embed(const Step& step);
-  /// One layer: takes in the rows of `active_`, leaves those whose output is needed.
-  void block(const Step& step, std::uint32_t layer);
+  /// The rows that go through the layers together.
+  struct Lane {
+    RowSet active;  // rows that are being computed
+    RowSet stored;  // rows whose keys of the layer at hand are stored: active before drop_rows
+    Stream stream;
+    Mixes mixes;
+    std::vector<BFloat16> x, y;  // [max_rows, D]: input and output of a half-block
+    Moe::Call moe;
+  };
+
+  std::span<Lane> make_lanes(const Step& step);
+  void embed(const Step& step, Lane& lane);
+  /// One layer up to the experts' departure, and from their return. Takes in the rows of lane.active, leaves
+  /// those whose output is needed.
+  void begin_block(const Step& step, std::uint32_t layer, Lane& lane);
+  void finish_block(std::uint32_t layer, Lane& lane);
   /// From the rows whose keys are stored to those whose output of `layer` is needed: stream and x close up.
-  void drop_rows(std::uint32_t layer);
-  void collect_main_hidden(std::uint32_t layer);
-  std::span<const float> head(const Step& step);
+  void drop_rows(std::uint32_t layer, Lane& lane);
+  void collect_main_hidden(std::uint32_t layer, const Lane& lane);
+  std::span<const float> head(const Step& step, std::span<const Lane> lanes);
 
   const ModelContext& context_;
   HyperConnections hyper_connections_;
@@ -47,14 +65,12 @@ class Backbone {
   Moe moe_;
   EngramLayers engram_;
   RowPlan plan_;
-  RowCounts row_counts_;
+  std::size_t overlap_rows_ = ~std::size_t{0};
   std::uint64_t total_rows_ = 0;
-  RowSet active_;  // rows that are being computed
-  RowSet stored_;  // rows whose keys of the layer at hand are stored: active_ before drop_rows
-  Stream stream_;
-  Mixes mixes_;
-  std::vector<BFloat16> x_, y_;  // [max_rows, D]: input and output of a half-block
+  RowCounts row_counts_;
+  std::array<Lane, kCallsInFlight> lanes_;
   std::vector<BFloat16> main_hidden_;
+  std::vector<BFloat16> hidden_;  // [max_rows, D] input of the head
   std::vector<float> logits_;
 };
 

@@ -72,7 +72,8 @@ void IndexSelection::queries(const RowSet& rows, std::uint32_t layer, std::span<
   context_.compute.threads().parallel_for(rows.rows(), 1, [&](Range range) {
     for (std::size_t row = range.begin; row < range.end; ++row) {
       BFloat16* query = query_.data() + row * width;
-      ops.rotate(query, heads, dim, rope.pairs(), rope.cosine(row), rope.sine(row), false);
+      ops.rotate(query, heads, dim, rope.pairs(), rope.cosine(rows.origins[row]),
+                 rope.sine(rows.origins[row]), false);
       ops.quantize_index(query, heads, dim, query_codes_.data() + row * width / 2,
                          query_scales_.data() + row * width / kBlock);
     }

@@ -13,51 +13,61 @@ Moe::Moe(const ModelContext& context, Experts& experts) : context_(context), exp
   scores_.resize(rows * most_experts);
   ids_.resize(rows * most_chosen);
   weights_.resize(rows * most_chosen);
-  routes_.reserve(rows * most_chosen);
-  codes_.resize(rows * dim);
-  scales_.resize(rows * dim / kBlock);
   gate_.resize(rows * inner * config.n_shared_experts);
   up_.resize(gate_.size());
   hidden_codes_.resize(gate_.size());
   hidden_scales_.resize(gate_.size() / kBlock);
-  shared_.resize(rows * dim);
   routed_.resize(rows * most_chosen * dim);
 }
 
-void Moe::forward(std::uint64_t step, std::uint32_t block, const MoeWeights& weights,
-                  std::span<const BFloat16> x, std::size_t rows, std::span<BFloat16> out) {
+Moe::Call Moe::make_call() const {
+  const std::size_t rows = context_.max_rows, dim = context_.config.dim;
+  Call call;
+  call.routes.reserve(
+      rows * std::max(context_.config.n_activated_experts, context_.config.dspark_n_activated_experts));
+  call.codes.resize(rows * dim);
+  call.scales.resize(rows * dim / kBlock);
+  call.shared.resize(rows * dim);
+  return call;
+}
+
+void Moe::begin(std::uint64_t step, std::uint32_t block, const MoeWeights& weights,
+                std::span<const BFloat16> x, std::size_t rows, Call& call) {
+  const std::size_t dim = context_.config.dim;
+  call.rows = rows;
+  route(block, weights, x, call);
+  context_.compute.quantize_rows(x, dim, call.codes, call.scales);
+  const QuantizedRows quantized{call.codes.data(), call.scales.data(), rows, dim};
+  experts_.begin({step, block, quantized, call.routes});
+  shared_expert(quantized, weights, first(call.shared, rows * dim));
+}
+
+void Moe::finish(std::uint32_t block, Call& call, std::span<BFloat16> out) {
   const std::size_t dim = context_.config.dim, chosen = context_.config.experts_per_token(block);
-  route(block, weights, x, rows);
-  context_.compute.quantize_rows(x, dim, codes_, scales_);
-  const QuantizedRows quantized{codes_.data(), scales_.data(), rows, dim};
-
-  experts_.begin({step, block, quantized, routes_});
-  shared_expert(quantized, weights);
-  experts_.finish(first(routed_, routes_.size() * dim));
-
-  context_.compute.threads().parallel_for(rows, 1, [&](Range range) {
+  experts_.finish(first(routed_, call.routes.size() * dim));
+  context_.compute.threads().parallel_for(call.rows, 1, [&](Range range) {
     for (std::size_t row = range.begin; row < range.end; ++row)
       context_.compute.ops().sum_experts(routed_.data() + row * chosen * dim, chosen,
-                                         shared_.data() + row * dim, dim, out.data() + row * dim);
+                                         call.shared.data() + row * dim, dim, out.data() + row * dim);
   });
 }
 
-void Moe::route(std::uint32_t block, const MoeWeights& weights, std::span<const BFloat16> x,
-                std::size_t rows) {
+void Moe::route(std::uint32_t block, const MoeWeights& weights, std::span<const BFloat16> x, Call& call) {
   const std::size_t experts = context_.config.experts_of(block),
                     chosen = context_.config.experts_per_token(block);
+  const std::size_t rows = call.rows;
   context_.compute.linear_wide(x, weights.gate, first(logits_, rows * experts));
   gate_scores(first(logits_, rows * experts), first(scores_, rows * experts));
-  routes_.clear();
+  call.routes.clear();
   for (std::size_t row = 0; row < rows; ++row) {
     const std::span<std::int32_t> ids(ids_.data() + row * chosen, chosen);
     const std::span<float> row_weights(weights_.data() + row * chosen, chosen);
     choose_experts({scores_.data() + row * experts, experts}, weights.bias,
                    static_cast<float>(context_.config.route_scale), ids, row_weights);
     for (std::size_t i = 0; i < chosen; ++i)
-      routes_.push_back(
+      call.routes.push_back(
           {static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(ids[i]), row_weights[i]});
-    std::sort(routes_.end() - static_cast<std::ptrdiff_t>(chosen), routes_.end(),
+    std::sort(call.routes.end() - static_cast<std::ptrdiff_t>(chosen), call.routes.end(),
               [](const Route& a, const Route& b) { return a.expert < b.expert; });
   }
   context_.observe<float>("gate.scores", static_cast<int>(block), first(scores_, rows * experts));
@@ -65,7 +75,7 @@ void Moe::route(std::uint32_t block, const MoeWeights& weights, std::span<const 
   context_.observe<float>("gate.weights", static_cast<int>(block), first(weights_, rows * chosen));
 }
 
-void Moe::shared_expert(const QuantizedRows& x, const MoeWeights& weights) {
+void Moe::shared_expert(const QuantizedRows& x, const MoeWeights& weights, std::span<BFloat16> out) {
   const std::size_t inner = weights.shared_w1.n, count = x.rows * inner;
   context_.compute.linear(x, weights.shared_w1, first(gate_, count));
   context_.compute.linear(x, weights.shared_w3, first(up_, count));
@@ -76,7 +86,7 @@ void Moe::shared_expert(const QuantizedRows& x, const MoeWeights& weights) {
   });
   context_.compute.quantize_rows(first(gate_, count), inner, hidden_codes_, hidden_scales_);
   context_.compute.linear(QuantizedRows{hidden_codes_.data(), hidden_scales_.data(), x.rows, inner},
-                          weights.shared_w2, first(shared_, x.rows * context_.config.dim));
+                          weights.shared_w2, out);
 }
 
 }  // namespace dsv41

@@ -18,7 +18,7 @@ class RopeTable {
 
   std::size_t pairs() const { return frequencies_.size(); }
 
-  /// Fills the rows of a step.
+  /// Fills the rows of a step; they keep their numbers when rows are left out between layers.
   void fill(std::span<const std::uint32_t> positions) {
     for (std::size_t row = 0; row < positions.size(); ++row)
       rope_row(frequencies_, positions[row], {cosine_.data() + row * pairs(), pairs()},

@@ -23,11 +23,21 @@ void Step::add(Sequence& sequence, std::span<const std::uint32_t> next, std::siz
   }
 }
 
-void RowSet::assign(const Step& step) {
-  segments = step.segments;
-  positions = step.positions;
-  origins.resize(step.rows());
-  std::iota(origins.begin(), origins.end(), 0u);
+void RowSet::assign(const Step& step, std::size_t begin, std::size_t end) {
+  segments.clear();
+  for (Segment segment : step.segments) {
+    const std::size_t from = std::max(begin, segment.first_row);
+    const std::size_t to = std::min(end, segment.first_row + segment.rows);
+    if (from >= to) continue;
+    segment.start += static_cast<std::uint32_t>(from - segment.first_row);
+    segment.first_row = from - begin;
+    segment.rows = to - from;
+    segments.push_back(segment);
+  }
+  positions.assign(step.positions.begin() + static_cast<std::ptrdiff_t>(begin),
+                   step.positions.begin() + static_cast<std::ptrdiff_t>(end));
+  origins.resize(end - begin);
+  std::iota(origins.begin(), origins.end(), static_cast<std::uint32_t>(begin));
 }
 
 RowPlan::RowPlan(const ModelConfig& config, bool draft_windows) : reach_(config.n_layers) {

@@ -43,7 +43,8 @@ struct RowSet {
   std::vector<std::uint32_t> origins;    // [rows] row of the step
 
   std::size_t rows() const { return positions.size(); }
-  void assign(const Step& step);
+  /// Rows [begin, end) of a step.
+  void assign(const Step& step, std::size_t begin, std::size_t end);
 };
 
 /// Which rows each layer has to compute (docs/runtime.md, "Skipped rows"). After the last Full layer nothing

@@ -222,6 +222,16 @@ TEST(Invariance, SequencesOfABatchGetTheBitsTheyGetAlone) {
   EXPECT_TRUE(same_bits(got_b, alone_b));
 }
 
+TEST(Invariance, StepsInTwoHalvesGiveTheSameBits) {
+  LocalModel& model = mini();
+  const auto ids = long_prompt();
+  const auto expected = model.all_logits(ids, ids.size());
+  model.backbone.overlap_from(2);
+  for (const std::size_t chunk : {2u, 3u, 16u, 600u})
+    EXPECT_TRUE(same_bits(model.all_logits(ids, chunk), expected)) << "chunk " << chunk;
+  model.backbone.overlap_from(~std::size_t{0});
+}
+
 TEST(Invariance, RolledBackTokensLeaveNoTrace) {
   LocalModel& model = mini();
   const auto ids = long_prompt();
