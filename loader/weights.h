@@ -74,6 +74,11 @@ struct ModelWeights {
   std::vector<BlockWeights> blocks;
   std::vector<EngramWeights> engram;  // in the order of engram_layer_ids
   std::optional<DraftWeights> draft;  // n_mtp_layers > 0
+
+  /// Backbone layers, then draft stages.
+  const BlockWeights& block(std::size_t index) const {
+    return index < blocks.size() ? blocks[index] : draft->stages[index - blocks.size()];
+  }
 };
 
 /// Views of everything the host rank uses (all but routed experts).

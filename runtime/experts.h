@@ -82,6 +82,8 @@ class Experts {
   /// Ends the oldest call that was begun. outputs: bf16 [routes, D], in route order. Blocks until all are
   /// there. Throws PeerError naming rank, host, block and step.
   virtual void finish(std::span<BFloat16> outputs) = 0;
+  /// Whether a call leaves this process, so that waiting for it can be filled with other work.
+  virtual bool remote() const { return false; }
   /// The parts of the call that finish() ended last, in rank order; valid until the next finish().
   virtual std::span<const RankReport> reports() const = 0;
   /// Tells waiting ranks that the host is at work. Cheap: call it wherever time passes (every block, every

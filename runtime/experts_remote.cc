@@ -87,6 +87,7 @@ class RemoteExperts final : public Experts {
 
   void begin(const ExpertCall& call) override;
   void finish(std::span<BFloat16> outputs) override;
+  bool remote() const override { return true; }
   std::span<const RankReport> reports() const override { return reports_; }
   void set_phase(std::string_view phase) override { phase_ = phase; }
   void keep_alive() override {

@@ -49,8 +49,13 @@ std::size_t CompressedCache::block_bytes() const {
 void CompressedCache::append(const std::uint8_t* codes, const std::uint8_t* scales,
                              const std::uint8_t* key_codes, const std::uint8_t* key_scales) {
   const std::size_t slot = groups_ % kGroupsPerBlock;
-  if (groups_ / kGroupsPerBlock == blocks_.size())
-    blocks_.push_back(std::make_unique<std::uint8_t[]>(block_bytes()));
+  if (groups_ / kGroupsPerBlock == blocks_.size()) {
+    blocks_.push_back(std::make_shared<std::uint8_t[]>(block_bytes()));
+  } else if (auto& last = blocks_[groups_ / kGroupsPerBlock]; last.use_count() > 1) {
+    auto copy = std::make_shared<std::uint8_t[]>(block_bytes());
+    std::memcpy(copy.get(), last.get(), block_bytes());
+    last = std::move(copy);
+  }
   std::uint8_t* block = blocks_[groups_ / kGroupsPerBlock].get();
   const auto put = [slot](std::uint8_t* area, const std::uint8_t* from, std::size_t bytes) {
     std::memcpy(area + slot * bytes, from, bytes);
@@ -64,6 +69,11 @@ void CompressedCache::append(const std::uint8_t* codes, const std::uint8_t* scal
 
 void CompressedCache::truncate(std::size_t groups) {
   groups_ = std::min(groups_, groups);
+  blocks_.resize(ceil_div(groups_, kGroupsPerBlock));
+}
+
+std::size_t CompressedCache::bytes_for(std::size_t tokens) const {
+  return ceil_div(tokens / ratio_, kGroupsPerBlock) * block_bytes() + pending_.size() * sizeof(float);
 }
 
 const std::uint8_t* CompressedCache::codes(std::size_t group) const {
@@ -133,6 +143,13 @@ std::size_t Sequence::bytes() const {
   std::size_t total = history_.size() * sizeof(HashedToken);
   for (const WindowCache& cache : windows_) total += cache.bytes();
   for (const CompressedCache& cache : compressed_) total += cache.bytes();
+  return total;
+}
+
+std::size_t Sequence::bytes_for(const ModelConfig& config, std::size_t tokens) {
+  const Sequence empty(config);
+  std::size_t total = empty.bytes();
+  for (const CompressedCache& cache : empty.compressed_) total += cache.bytes_for(tokens) - cache.bytes();
   return total;
 }
 

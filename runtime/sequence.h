@@ -69,17 +69,20 @@ class CompressedCache {
   std::span<float> pending_z(std::uint32_t position);
 
   std::size_t bytes() const;
+  std::size_t bytes_for(std::size_t tokens) const;
 
  private:
   std::uint32_t ratio_;
   std::size_t head_dim_, index_dim_, pending_tokens_;
   std::size_t groups_ = 0;
-  std::vector<std::unique_ptr<std::uint8_t[]>> blocks_;
+  std::vector<std::shared_ptr<std::uint8_t[]>>
+      blocks_;  // shared between forks; whoever appends to a shared one copies it
   std::vector<float> pending_;
   std::size_t block_bytes() const;
   std::size_t scales_offset() const, key_codes_offset() const, key_scales_offset() const;
 };
 
+/// Copying one forks it: the copies share full blocks of compressed KV and go on independently.
 class Sequence {
  public:
   /// `rollback`: how many of the newest positions may be taken back (docs/model.md 3: dspark_block_size).
@@ -101,8 +104,9 @@ class Sequence {
   /// always works).
   void rollback(std::uint32_t length);
 
-  /// Bytes of state held now.
+  /// Bytes of state held now, and those that a sequence of `tokens` positions will hold.
   std::size_t bytes() const;
+  static std::size_t bytes_for(const ModelConfig& config, std::size_t tokens);
 
  private:
   std::uint32_t length_ = 0;

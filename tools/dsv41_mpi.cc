@@ -88,7 +88,7 @@ void prepare(const Options& options, const Communicator& communicator, Prepared&
   if (communicator.rank() == 0)
     prepared.host = std::make_unique<HostRank>(options, *prepared.checkpoint, *prepared.compute);
   report.config_fingerprint = prepared.checkpoint->fingerprint();
-  report.max_rows = options.chunk;
+  report.max_rows = options.step_rows();
   report.device = fmt::format("{}, {} thread{}", ops->name, threads, threads == 1 ? "" : "s");
 }
 
@@ -133,7 +133,7 @@ void print_holdings(const Prepared& prepared, const StartVerdict& verdict) {
 /// The host rank's run after everybody agreed; whatever happens, the expert ranks are told.
 ExitCode run_host(const Options& options, Communicator& communicator, Prepared& prepared,
                   double load_seconds) {
-  const ExpertLimits limits = ExpertLimits::of(prepared.checkpoint->config(), options.chunk);
+  const ExpertLimits limits = ExpertLimits::of(prepared.checkpoint->config(), options.step_rows());
   std::unique_ptr<Experts> experts;
   try {
     experts = prepared.placement ? remote_experts(communicator, *prepared.placement,
@@ -176,7 +176,7 @@ ExitCode run(const Options& options, Communicator& communicator) {
     return run_host(options, communicator, prepared,
                     std::chrono::duration<double>(Clock::now() - start).count());
   return run_expert_rank(communicator, *prepared.placement, *prepared.source, *prepared.compute,
-                         ExpertLimits::of(prepared.checkpoint->config(), options.chunk),
+                         ExpertLimits::of(prepared.checkpoint->config(), options.step_rows()),
                          {options.rank_timeout});
 }
 

@@ -4,26 +4,53 @@
 #include <signal.h>
 
 #include <cerrno>
-#include <cstdio>
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "loader/error.h"
-#include "runtime/generate.h"
 #include "tools/prompt.h"
 
 namespace dsv41 {
 namespace {
 
+/// With messages on the way, steps from this many rows on run as two halves (Backbone::overlap_from).
+constexpr std::size_t kOverlapRows = 32;
+
 volatile sig_atomic_t g_stop_requested = 0;
 
-void write_output(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw ResourceError(fmt::format("standard output cannot be written: {}", std::strerror(errno)));
+void write_all(std::FILE* file, std::string_view text, const char* name) {
+  if (std::fwrite(text.data(), 1, text.size(), file) != text.size() || std::fflush(file) != 0)
+    throw ResourceError(fmt::format("{} cannot be written: {}", name, std::strerror(errno)));
 }
 
 double rate(std::size_t count, double seconds) {
   return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string json_of(std::span<const std::uint32_t> prompt, const GenerationResult& result,
+                    double load_seconds) {
+  nlohmann::ordered_json object;
+  object["prompt_ids"] = prompt;
+  object["output_ids"] = result.output_ids;
+  object["text"] = result.text;
+  object["finish"] = finish_name(result.finish);
+  object["timings"] = {{"load_s", load_seconds},
+                       {"prefill_s", result.prefill_seconds},
+                       {"prefill_tokens_per_s", rate(prompt.size(), result.prefill_seconds)},
+                       {"decode_s", result.decode_seconds},
+                       {"decode_tokens_per_s", rate(result.output_ids.size(), result.decode_seconds)}};
+  return object.dump() + "\n";
+}
+
+/// "; 120 of 400 layer rows skipped", or nothing.
+std::string describe_rows(const Backbone::RowCounts& rows) {
+  if (rows.skipped == 0) return "";
+  return fmt::format("; {} of {} layer rows skipped", rows.skipped, rows.computed + rows.skipped);
 }
 
 }  // namespace
@@ -35,7 +62,26 @@ void install_stop_signal() {
 }
 
 HostRank::HostRank(const Options& options, const Checkpoint& checkpoint, Compute& compute)
-    : options_(options), model_(checkpoint, compute, options.chunk) {
+    : options_(options), model_(checkpoint, compute, options.step_rows()) {
+  if (options.requests) {
+    if (options.dry_run) return;
+    requests_ = std::make_unique<LineReader>(*options.requests);
+    results_ = stdout;
+    if (options.out != "-") {
+      results_file_.reset(std::fopen(options.out.c_str(), "w"));
+      results_ = results_file_.get();
+      if (results_ == nullptr)
+        throw UsageError(
+            fmt::format("--out {}: cannot be written: {}", options.out.string(), std::strerror(errno)));
+    }
+    std::error_code error;
+    if (options.dump_logits && !std::filesystem::create_directories(*options.dump_logits, error) &&
+        !std::filesystem::is_directory(*options.dump_logits))
+      throw UsageError(
+          fmt::format("--dump-logits {}: with --requests this is a directory, and it cannot be made: {}",
+                      options.dump_logits->string(), error.message()));
+    return;
+  }
   if (!options.dry_run || options.prompt || options.prompt_file || options.prompt_ids)
     prompt_ = prompt_tokens(options, model_.tokenizer(), model_.config());
   if (options.dump_logits && !options.dry_run)
@@ -44,60 +90,125 @@ HostRank::HostRank(const Options& options, const Checkpoint& checkpoint, Compute
 
 void HostRank::run(Experts& experts, double load_seconds) {
   Backbone& backbone = model_.connect(experts);
-  StreamingDecoder decoder(model_.tokenizer(), false);
-  std::string text;
-  const auto emit = [&](const std::string& piece) {
-    text += piece;
-    if (!options_.json) write_output(piece);
-  };
+  if (experts.remote()) backbone.overlap_from(kOverlapRows);
+  SchedulerOptions scheduling;
+  scheduling.batch = options_.batch;
+  scheduling.step_rows = options_.step_rows();
+  scheduling.chunk = options_.chunk;
+  scheduling.context_bytes = options_.context_bytes;
+  scheduling.skip_rows = !options_.no_skip;
+  scheduling.share_prefixes = !options_.no_prefix_sharing;
+  Scheduler scheduler(backbone, model_.config(), model_.tokenizer(), scheduling);
+  if (requests_)
+    run_requests(scheduler, experts);
+  else
+    run_prompt(scheduler, experts, load_seconds);
+  if (!options_.quiet && !requests_) fmt::print(stderr, "{}\n", describe_rows(backbone.row_counts()));
+}
 
-  GenerationOptions generation;
-  generation.max_tokens = options_.max_tokens;
-  generation.chunk = options_.chunk;
-  generation.ignore_eos = options_.ignore_eos;
-  generation.all_logits = logits_file_ != nullptr;
-  generation.sampling = {options_.temperature, options_.top_p, options_.seed};
+GenerationRequest HostRank::defaults() const {
+  GenerationRequest request;
+  request.max_tokens = options_.max_tokens;
+  request.ignore_eos = options_.ignore_eos;
+  request.sampling = {options_.temperature, options_.top_p, options_.seed};
+  request.stop = options_.stop;
+  return request;
+}
 
-  GenerationCallbacks callbacks;
-  callbacks.on_token = [&](std::uint32_t id) { emit(decoder.push(id)); };
-  callbacks.on_logits = [&](std::span<const std::uint32_t> ids, std::span<const float> logits) {
-    logits_file_->append(ids, logits);
-  };
-  callbacks.stop_requested = [&] {
+void HostRank::run_prompt(Scheduler& scheduler, Experts& experts, double load_seconds) {
+  GenerationRequest request = defaults();
+  request.prompt = prompt_;
+  GenerationResult result;
+  RequestCallbacks callbacks;
+  if (!options_.json)
+    callbacks.on_text = [](const std::string& piece) { write_all(stdout, piece, "standard output"); };
+  if (logits_file_)
+    callbacks.on_logits = [this](std::span<const std::uint32_t> ids, std::span<const float> logits) {
+      logits_file_->append(ids, logits);
+    };
+  callbacks.on_finish = [&](const GenerationResult& finished) { result = finished; };
+
+  scheduler.submit(std::move(request), std::move(callbacks));
+  experts.set_phase("prefill");
+  while (g_stop_requested == 0 && scheduler.step()) {
+    experts.set_phase(scheduler.phase());
     experts.keep_alive();
-    return g_stop_requested != 0;
-  };
-  callbacks.on_phase = [&](std::string_view phase) { experts.set_phase(phase); };
-
-  const GenerationResult result = generate(backbone, model_.config(), prompt_, generation, callbacks);
+  }
+  scheduler.stop();
   experts.set_phase("output");
-  emit(decoder.finish());
   if (logits_file_) logits_file_->close();
-  if (options_.json) write_json(result, text, load_seconds);
-  if (!options_.quiet) write_summary(result, load_seconds);
+  if (options_.json) write_all(stdout, json_of(prompt_, result, load_seconds), "standard output");
+  if (!options_.quiet)
+    fmt::print(stderr,
+               "\ndsv41-mpi: load {:.2f} s; prefill {} tokens, {:.1f} tok/s; decode {} tokens in {} steps, "
+               "{:.1f} tok/s; finish: {}",
+               load_seconds, prompt_.size(), rate(prompt_.size(), result.prefill_seconds),
+               result.output_ids.size(), result.decode_steps,
+               rate(result.output_ids.size(), result.decode_seconds), finish_name(result.finish));
 }
 
-void HostRank::write_json(const GenerationResult& result, const std::string& text,
-                          double load_seconds) const {
-  nlohmann::ordered_json object;
-  object["prompt_ids"] = prompt_;
-  object["output_ids"] = result.output_ids;
-  object["text"] = text;
-  object["finish"] = finish_name(result.finish);
-  object["timings"] = {{"load_s", load_seconds},
-                       {"prefill_s", result.prefill_seconds},
-                       {"prefill_tokens_per_s", rate(prompt_.size(), result.prefill_seconds)},
-                       {"decode_s", result.decode_seconds},
-                       {"decode_tokens_per_s", rate(result.decode_steps, result.decode_seconds)}};
-  write_output(object.dump() + "\n");
+void HostRank::run_requests(Scheduler& scheduler, Experts& experts) {
+  const auto start = std::chrono::steady_clock::now();
+  bool more = true;
+  while (g_stop_requested == 0 && (more || scheduler.pending() > 0)) {
+    if (more) more = read_requests(scheduler);
+    scheduler.step();
+    experts.set_phase(scheduler.phase());
+    experts.keep_alive();
+  }
+  scheduler.stop();
+  experts.set_phase("output");
+  if (!options_.quiet)
+    fmt::print(stderr, "dsv41-mpi: {} requests finished, {} refused; {} tokens, {:.1f} tok/s\n", finished_,
+               refused_, output_tokens_, rate(output_tokens_, seconds_since(start)));
 }
 
-void HostRank::write_summary(const GenerationResult& result, double load_seconds) const {
-  fmt::print(stderr,
-             "\ndsv41-mpi: load {:.2f} s; prefill {} tokens, {:.1f} tok/s; decode {} steps, {:.1f} tok/s; "
-             "finish: {}\n",
-             load_seconds, prompt_.size(), rate(prompt_.size(), result.prefill_seconds), result.decode_steps,
-             rate(result.decode_steps, result.decode_seconds), finish_name(result.finish));
+bool HostRank::read_requests(Scheduler& scheduler) {
+  std::string line;
+  while (!scheduler.saturated()) {
+    switch (requests_->next(line, scheduler.pending() == 0)) {
+      case LineReader::State::End:
+        return false;
+      case LineReader::State::NotYet:
+        return true;
+      case LineReader::State::Line:
+        submit_line(scheduler, line, requests_->line_number());
+    }
+  }
+  return true;
+}
+
+// A line that cannot be served fails alone, with its number.
+void HostRank::submit_line(Scheduler& scheduler, const std::string& line, std::uint64_t number) {
+  if (line.find_first_not_of(" \t\r") == std::string::npos) return;
+  std::string id;
+  try {
+    GenerationRequest request = parse_request(line, defaults(), model_.tokenizer(), model_.config());
+    id = request.id;
+    RequestCallbacks callbacks;
+    std::shared_ptr<LogitsFile> dump;
+    if (options_.dump_logits) {
+      dump = std::make_shared<LogitsFile>(*options_.dump_logits / fmt::format("line-{:06}.h5", number),
+                                          model_.config().vocab_size);
+      callbacks.on_logits = [dump](std::span<const std::uint32_t> ids, std::span<const float> logits) {
+        dump->append(ids, logits);
+      };
+    }
+    callbacks.on_finish = [this, id, number, dump](const GenerationResult& result) {
+      if (dump) dump->close();
+      ++finished_;
+      output_tokens_ += result.output_ids.size();
+      write_line(result_line(id, number, result));
+    };
+    scheduler.submit(std::move(request), std::move(callbacks));
+  } catch (const UsageError& error) {
+    ++refused_;
+    write_line(error_line(id, number, error.what()));
+  }
+}
+
+void HostRank::write_line(const std::string& line) {
+  write_all(results_, line, "--out");
 }
 
 }  // namespace dsv41

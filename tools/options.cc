@@ -28,6 +28,15 @@ Number number(const std::string& text, const std::string& flag, Number least, Nu
   return value;
 }
 
+/// Bytes, with an optional K, M, G or T (powers of 1024).
+std::uint64_t byte_size(const std::string& text, const std::string& flag) {
+  const std::size_t unit = std::string_view("KMGT").find(text.empty() ? '\0' : text.back());
+  if (unit == std::string_view::npos) return number<std::uint64_t>(text, flag, 1, std::uint64_t{1} << 60);
+  const unsigned shift = 10 * (static_cast<unsigned>(unit) + 1);
+  return number<std::uint64_t>(text.substr(0, text.size() - 1), flag, 1, std::uint64_t{1} << (60 - shift))
+         << shift;
+}
+
 std::vector<std::uint32_t> id_list(const std::string& text) {
   std::vector<std::uint32_t> ids;
   for (std::size_t start = 0; start <= text.size();) {
@@ -41,7 +50,7 @@ std::vector<std::uint32_t> id_list(const std::string& text) {
 
 po::options_description descriptions() {
   po::options_description model("Model"), prompt("Prompt (exactly one, unless --dry-run)"),
-      generation("Generation"), machine("Machine"), output("Output"),
+      generation("Generation"), batch("Many prompts"), machine("Machine"), output("Output"),
       all("dsv41-mpi: DeepSeek-V4.1-Flash on one host rank and any number of expert ranks\n\n"
           "  mpirun -np N+1 dsv41-mpi --model DIR --prompt TEXT\n");
   const auto text = [] { return po::value<std::string>(); };
@@ -56,7 +65,21 @@ po::options_description descriptions() {
       "top-p", text()->value_name("P"), "sample from the most likely tokens that reach P together (1)")(
       "seed", text()->value_name("S"), "of the sampler (0)")("ignore-eos",
                                                              "go on after the end-of-sentence token")(
-      "chunk", text()->value_name("ROWS"), "prompt tokens per step; any value gives the same bits (512)");
+      "stop", po::value<std::vector<std::string>>()->value_name("TEXT"),
+      "end the output before this text; may be repeated")(
+      "chunk", text()->value_name("ROWS"),
+      "prompt tokens of a sequence per step; any value gives the same bits (512)")(
+      "no-skip", "compute prompt rows that cannot reach the result, too (for comparison)");
+  batch.add_options()("requests", text()->value_name("IN.jsonl"),
+                      "one object a line: prompt | prompt_ids, max_tokens, temperature, top_p, seed, stop, "
+                      "ignore_eos, id ('-': standard input)")(
+      "out", text()->value_name("OUT.jsonl"), "results, as they finish ('-', the default: standard output)")(
+      "batch", text()->value_name("N"), "sequences that run together (1)")(
+      "step-tokens", text()->value_name("N"),
+      "rows per step, prompt chunks and decoding together (chunk + batch)")(
+      "context-memory", text()->value_name("SIZE"),
+      "for the state of all sequences, for example 4G; others wait (no limit)")(
+      "no-prefix-sharing", "compute common prefixes of prompts again for each (for comparison)");
   machine.add_options()("placement", text()->value_name("HOW"), "contiguous | cyclic | file:PATH (cyclic)")(
       "backend", text()->value_name("NAME"), "kernels to use: auto | plain | avx2 | avx512 (auto)")(
       "threads", text()->value_name("N"), "per rank (the cores of the machine, shared among its ranks)")(
@@ -66,7 +89,7 @@ po::options_description descriptions() {
       "dry-run", "open and check everything, print what each rank would hold, stop")(
       "json", "one JSON object on standard output instead of the text")("quiet", "no messages but errors")(
       "version", "print the version")("help,h", "print this text");
-  all.add(model).add(prompt).add(generation).add(machine).add(output);
+  all.add(model).add(prompt).add(generation).add(batch).add(machine).add(output);
   return all;
 }
 
@@ -102,6 +125,15 @@ Options read_options(const po::variables_map& flags) {
     options.rank_timeout = std::chrono::milliseconds(
         std::llround(number<double>(text("rank-timeout"), "rank-timeout", 0.1, 1e6) * 1000));
   if (given("dump-logits")) options.dump_logits = text("dump-logits");
+  if (given("stop")) options.stop = flags["stop"].as<std::vector<std::string>>();
+  if (given("requests")) options.requests = text("requests");
+  if (given("out")) options.out = text("out");
+  if (given("batch")) options.batch = number<std::uint32_t>(text("batch"), "batch", 1, 1u << 16);
+  if (given("step-tokens"))
+    options.step_tokens = number<std::uint32_t>(text("step-tokens"), "step-tokens", 1, 1u << 17);
+  if (given("context-memory")) options.context_bytes = byte_size(text("context-memory"), "context-memory");
+  options.no_skip = given("no-skip");
+  options.no_prefix_sharing = given("no-prefix-sharing");
   options.ignore_eos = given("ignore-eos");
   options.dry_run = given("dry-run");
   options.json = given("json");

@@ -22,7 +22,18 @@ struct Options {
   double temperature = 0, top_p = 1;
   std::uint64_t seed = 0;
   bool ignore_eos = false;
+  std::vector<std::string> stop;
   std::uint32_t chunk = 512;
+
+  std::optional<std::filesystem::path> requests;  // JSON lines; "-" is standard input
+  std::filesystem::path out = "-";
+  std::uint32_t batch = 1;
+  std::uint32_t step_tokens = 0;  // 0: what chunk and batch need
+  std::uint64_t context_bytes = ~std::uint64_t{0};
+  bool no_skip = false, no_prefix_sharing = false;
+
+  /// Rows per step at most: sizes every buffer.
+  std::uint32_t step_rows() const { return step_tokens > 0 ? step_tokens : chunk + batch; }
 
   std::string placement = "cyclic";
   std::string backend = "auto";

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "loader/error.h"
-#include "runtime/generate.h"
+#include "runtime/scheduler.h"
 
 namespace dsv41 {
 namespace {

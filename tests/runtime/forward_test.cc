@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "runtime/generate.h"
+#include "runtime/scheduler.h"
 #include "tests/runtime/support/local_model.h"
 #include "tests/support/golden.h"
 
@@ -127,15 +127,20 @@ void expect_greedy(LocalModel& model, const nlohmann::json& cases) {
   for (const auto& one : cases) {
     const auto prompt = one["prompt_ids"].get<std::vector<std::uint32_t>>();
     const auto expected = one["output_ids"].get<std::vector<std::uint32_t>>();
-    GenerationOptions options;
-    options.max_tokens = static_cast<std::uint32_t>(expected.size());
-    options.ignore_eos = expected.back() != model.config().eos_id();
-    StreamingDecoder decoder(model.host.tokenizer(), false);
+    GenerationRequest request;
+    request.prompt = prompt;
+    request.max_tokens = static_cast<std::uint32_t>(expected.size());
+    request.ignore_eos = expected.back() != model.config().eos_id();
+    Scheduler scheduler(model.backbone, model.config(), model.host.tokenizer(), {});
+    GenerationResult result;
     std::string text;
-    GenerationCallbacks callbacks;
-    callbacks.on_token = [&](std::uint32_t id) { text += decoder.push(id); };
-    const GenerationResult result = generate(model.backbone, model.config(), prompt, options, callbacks);
-    text += decoder.finish();
+    RequestCallbacks callbacks;
+    callbacks.on_text = [&](const std::string& piece) { text += piece; };
+    callbacks.on_finish = [&](const GenerationResult& finished) { result = finished; };
+    scheduler.submit(request, callbacks);
+    while (scheduler.step()) {
+    }
+    EXPECT_EQ(result.text, text);
     EXPECT_EQ(result.output_ids, expected);
     EXPECT_EQ(text, one["text"].get<std::string>());
     if (one.contains("prompt")) {
