@@ -244,8 +244,8 @@ void Scheduler::prefilled(Active& active, std::span<const std::uint32_t> ids, st
   if (active.request.max_tokens == 0) return finish(active, FinishReason::Length);
   const std::uint32_t id = sampler_.sample(logits.last(config_.vocab_size), active.request.sampling,
                                            active.sequence->length() - 1);
-  accept(active, id);
   active.pending.assign(1, id);
+  if (const auto reason = accept(active, id)) finish(active, *reason);
 }
 
 // Row i holds the token that row i-1 was expected to give. Rows count as long as that was right; the sequence
@@ -254,38 +254,42 @@ void Scheduler::decoded(Active& active, std::span<const std::uint32_t> ids, std:
   const auto base = static_cast<std::uint32_t>(active.sequence->length() - ids.size());
   std::size_t rows = 0;
   std::uint32_t id = 0;
+  std::optional<FinishReason> reason;
   do {
     id = sampler_.sample(logits.subspan(rows * config_.vocab_size, config_.vocab_size),
                          active.request.sampling, base + static_cast<std::uint32_t>(rows));
     ++rows;
-    accept(active, id);
-  } while (!active.finished && rows < ids.size() && ids[rows] == id);
+    reason = accept(active, id);
+  } while (!reason && rows < ids.size() && ids[rows] == id);
   ++active.result.decode_steps;
   if (active.callbacks.on_logits)
     active.callbacks.on_logits(ids.first(rows), logits.first(rows * config_.vocab_size));
   active.sequence->rollback(base + static_cast<std::uint32_t>(rows));
   active.pending.assign(1, id);
+  if (reason) finish(active, *reason);
 }
 
-void Scheduler::accept(Active& active, std::uint32_t id) {
+std::optional<FinishReason> Scheduler::accept(Active& active, std::uint32_t id) {
   GenerationResult& result = active.result;
   result.output_ids.push_back(id);
-  if (id == config_.eos_id() && !active.request.ignore_eos) return finish(active, FinishReason::Stop);
+  if (id == config_.eos_id() && !active.request.ignore_eos) return FinishReason::Stop;
 
   const std::size_t before = result.text.size();
   result.text += active.decoder.push(id);
   std::size_t cut = std::string::npos;
-  for (const std::string& stop : active.request.stop)  // one that ends in the new piece begins at most its length before it
+  for (const std::string& stop :
+       active.request.stop)  // one that ends in the new piece begins at most its length before it
     cut = std::min(cut, result.text.find(stop, before > stop.size() ? before - stop.size() : 0));
   if (cut != std::string::npos) {
     result.text.resize(cut);
-    return finish(active, FinishReason::Stop);
+    return FinishReason::Stop;
   }
   emit(active, result.text.size() - undecided_tail(result.text, active.request.stop));
   // The token itself is not in the sequence yet.
   if (result.output_ids.size() == active.request.max_tokens ||
       active.request.prompt.size() + result.output_ids.size() > config_.max_positions())
-    finish(active, FinishReason::Length);
+    return FinishReason::Length;
+  return std::nullopt;
 }
 
 void Scheduler::emit(Active& active, std::size_t end) {

@@ -96,7 +96,8 @@ class Scheduler {
   void collect(std::span<const float> logits);
   void prefilled(Active& active, std::span<const std::uint32_t> ids, std::span<const float> logits);
   void decoded(Active& active, std::span<const std::uint32_t> ids, std::span<const float> logits);
-  void accept(Active& active, std::uint32_t id);
+  /// Takes a sampled token into the output; the reason if it ends the request.
+  std::optional<FinishReason> accept(Active& active, std::uint32_t id);
   void emit(Active& active, std::size_t end);
   void finish(Active& active, FinishReason reason);
 

@@ -139,11 +139,18 @@ Options read_options(const po::variables_map& flags) {
   options.json = given("json");
   options.quiet = given("quiet");
 
-  const int prompts = int{given("prompt")} + int{given("prompt-file")} + int{given("prompt-ids")};
-  if (prompts > 1) throw UsageError("give one of --prompt, --prompt-file and --prompt-ids, not several");
+  const int prompts =
+      int{given("prompt")} + int{given("prompt-file")} + int{given("prompt-ids")} + int{given("requests")};
+  if (prompts > 1)
+    throw UsageError("give one of --prompt, --prompt-file, --prompt-ids and --requests, not several");
   if (prompts == 0 && !options.dry_run)
     throw UsageError(
-        "nothing to do: give --prompt TEXT, --prompt-file FILE or --prompt-ids LIST (see --help)");
+        "nothing to do: give --prompt TEXT, --prompt-file FILE, --prompt-ids LIST or --requests FILE (see "
+        "--help)");
+  if (!given("requests") && (given("out") || given("batch")))
+    throw UsageError("--out and --batch belong to --requests");
+  if (given("requests") && options.json)
+    throw UsageError("--json is for one prompt: --requests always writes JSON lines");
   return options;
 }
 
