@@ -7,6 +7,7 @@
 #include "kernels/ops.h"
 #if defined(__x86_64__)
 #include "kernels/avx2/avx2.h"
+#include "kernels/avx512/avx512.h"
 #endif
 
 namespace dsv41 {
@@ -21,6 +22,13 @@ struct Entry {
 // __builtin_cpu_supports also asks the system whether it saves the wide registers.
 constexpr Entry kBackends[] = {
 #if defined(__x86_64__)
+    {avx512_ops, "AVX-512 F BW DQ VL VNNI",
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+              __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+     }},
     {avx2_ops, "AVX2 FMA BMI",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -1,6 +1,5 @@
 // Values at the edges of the formats, every rounding, scales far apart and the released shapes: every
 // operation that is not a linear layer, on every backend this CPU can run, against the plain one bit for bit.
-// for bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,0 +1,18 @@
+// The AVX-512 backend's entries, one declaration per operation of kernels/ops.h that it replaces.
+#pragma once
+
+#include "kernels/ops.h"
+
+namespace dsv41 {
+
+/// avx2_ops() with every entry replaced that AVX-512 makes faster. Call only on a CPU with AVX-512 F, BW, DQ,
+/// VL and VNNI.
+const Ops& avx512_ops();
+
+namespace avx512 {
+
+void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat16* out);
+void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
+
+}  // namespace avx512
+}  // namespace dsv41

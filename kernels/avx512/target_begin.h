@@ -1,0 +1,21 @@
+// The intrinsics, and the opening of a region whose functions are compiled for AVX-512 F, BW, DQ, VL and
+// VNNI; target_end.h closes it. Include it after every other header: see kernels/avx2/target_begin.h. Tests
+// define DSV41_EMULATED_AVX512 to run the same source on any machine: a header with the instructions in plain
+// C++.
+#if defined(DSV41_EMULATED_AVX512)
+#include DSV41_EMULATED_AVX512
+#else
+#if !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // _mm512_undefined_epi32 inside the intrinsics
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#endif
+#endif

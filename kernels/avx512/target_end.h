@@ -1,0 +1,9 @@
+// Closes the region that target_begin.h opened.
+#if !defined(DSV41_EMULATED_AVX512)
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#pragma GCC diagnostic pop
+#endif
+#endif

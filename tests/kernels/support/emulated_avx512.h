@@ -1,0 +1,352 @@
+// The AVX-512 instructions that kernels/avx512 uses, in plain C++ on arrays, so that its source runs on any
+// x86-64 machine. Semantics from the instruction set reference; only what is used is here.
+#pragma once
+
+#include <emmintrin.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+namespace dsv41::emulated {
+
+template <std::size_t Bytes>
+struct Vector {
+  std::uint8_t bytes[Bytes];
+};
+// Distinct types, as the real ones are: mixing up integers and floats must not compile.
+struct I512 : Vector<64> {};
+struct F512 : Vector<64> {};
+struct D512 : Vector<64> {};
+struct I256 : Vector<32> {};
+struct F256 : Vector<32> {};
+struct D256 : Vector<32> {};
+
+template <class T, class V>
+std::array<T, sizeof(V) / sizeof(T)> lanes(const V& v) {
+  return std::bit_cast<std::array<T, sizeof(V) / sizeof(T)>>(v);
+}
+template <class V, class T, std::size_t N>
+V vector(const std::array<T, N>& values) {
+  static_assert(sizeof(V) == sizeof values);
+  V v;
+  std::memcpy(&v, values.data(), sizeof v);
+  return v;
+}
+template <class V, class T, class F>
+V map(const V& a, F f) {
+  auto x = lanes<T>(a);
+  for (T& value : x) value = static_cast<T>(f(value));
+  return vector<V>(x);
+}
+template <class V, class T, class F>
+V zip(const V& a, const V& b, F f) {
+  auto x = lanes<T>(a);
+  const auto y = lanes<T>(b);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<T>(f(x[i], y[i]));
+  return vector<V>(x);
+}
+template <class V, class T>
+V fill(T value) {
+  std::array<T, sizeof(V) / sizeof(T)> x;
+  x.fill(value);
+  return vector<V>(x);
+}
+/// Interleaves the lower (High false) or upper halves of every 128-bit part.
+template <class T, bool High>
+I512 unpack(const I512& a, const I512& b) {
+  constexpr std::size_t kPart = 16 / sizeof(T);
+  const auto x = lanes<T>(a), y = lanes<T>(b);
+  auto out = x;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::size_t from = i / kPart * kPart + i % kPart / 2 + (High ? kPart / 2 : 0);
+    out[i] = i % 2 == 0 ? x[from] : y[from];
+  }
+  return vector<I512>(out);
+}
+template <class To, class From>
+To reinterpret(const From& v) {
+  To out{};
+  std::memcpy(&out, &v, std::min(sizeof out, sizeof v));
+  return out;
+}
+using u8 = std::uint8_t;
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using i8 = std::int8_t;
+using i16 = std::int16_t;
+using i32 = std::int32_t;
+
+inline I512 loadu_i(const void* p) {
+  I512 v;
+  std::memcpy(&v, p, 64);
+  return v;
+}
+inline void storeu_i(void* p, I512 v) {
+  std::memcpy(p, &v, 64);
+}
+inline F512 loadu_ps(const float* p) {
+  F512 v;
+  std::memcpy(&v, p, 64);
+  return v;
+}
+inline void storeu_ps(float* p, F512 v) {
+  std::memcpy(p, &v, 64);
+}
+inline I512 setr(i32 a, i32 b, i32 c, i32 d, i32 e, i32 f, i32 g, i32 h, i32 i, i32 j, i32 k, i32 l, i32 m,
+                 i32 n, i32 o, i32 p) {
+  return vector<I512>(std::array<i32, 16>{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p});
+}
+inline I512 add32(I512 a, I512 b) {
+  return zip<I512, u32>(a, b, [](u32 x, u32 y) { return x + y; });
+}
+inline I512 sub32(I512 a, I512 b) {
+  return zip<I512, u32>(a, b, [](u32 x, u32 y) { return x - y; });
+}
+inline I512 add8(I512 a, I512 b) {
+  return zip<I512, u8>(a, b, [](u8 x, u8 y) { return x + y; });
+}
+inline I512 bits_and(I512 a, I512 b) {
+  return zip<I512, u32>(a, b, [](u32 x, u32 y) { return x & y; });
+}
+inline I512 bits_or(I512 a, I512 b) {
+  return zip<I512, u32>(a, b, [](u32 x, u32 y) { return x | y; });
+}
+inline I512 bits_xor(I512 a, I512 b) {
+  return zip<I512, u32>(a, b, [](u32 x, u32 y) { return x ^ y; });
+}
+inline I512 max32(I512 a, I512 b) {
+  return zip<I512, i32>(a, b, [](i32 x, i32 y) { return std::max(x, y); });
+}
+inline I512 min32(I512 a, I512 b) {
+  return zip<I512, i32>(a, b, [](i32 x, i32 y) { return std::min(x, y); });
+}
+inline I512 abs32(I512 a) {
+  return map<I512, i32>(a, [](i32 x) { return x < 0 ? 0u - static_cast<u32>(x) : static_cast<u32>(x); });
+}
+inline I512 mullo16(I512 a, I512 b) {
+  return zip<I512, u16>(a, b, [](u32 x, u32 y) { return x * y; });
+}
+inline I512 slli32(I512 a, unsigned n) {
+  return map<I512, u32>(a, [n](u32 x) { return n > 31 ? 0 : x << n; });
+}
+inline I512 srli32(I512 a, unsigned n) {
+  return map<I512, u32>(a, [n](u32 x) { return n > 31 ? 0 : x >> n; });
+}
+inline I512 srai32(I512 a, unsigned n) {
+  return map<I512, i32>(a, [n](i32 x) { return x >> std::min(n, 31u); });
+}
+inline I512 srli16(I512 a, unsigned n) {
+  return map<I512, u16>(a, [n](u16 x) { return n > 15 ? 0 : x >> n; });
+}
+inline I512 sllv32(I512 a, I512 n) {
+  return zip<I512, u32>(a, n, [](u32 x, u32 c) { return c > 31 ? 0 : x << c; });
+}
+inline I512 srlv32(I512 a, I512 n) {
+  return zip<I512, u32>(a, n, [](u32 x, u32 c) { return c > 31 ? 0 : x >> c; });
+}
+inline I512 srav32(I512 a, I512 n) {
+  return zip<I512, i32>(a, n, [](i32 x, i32 c) { return x >> std::min(static_cast<u32>(c), 31u); });
+}
+inline I512 shuffle8(I512 a, I512 index) {
+  const auto x = lanes<u8>(a), n = lanes<u8>(index);
+  auto out = x;
+  for (std::size_t i = 0; i < 64; ++i) out[i] = (n[i] & 0x80) != 0 ? 0 : x[i / 16 * 16 + (n[i] & 15)];
+  return vector<I512>(out);
+}
+inline I512 permutexvar32(I512 index, I512 a) {
+  const auto x = lanes<i32>(a), n = lanes<i32>(index);
+  auto out = x;
+  for (std::size_t i = 0; i < 16; ++i) out[i] = x[static_cast<std::size_t>(n[i] & 15)];
+  return vector<I512>(out);
+}
+inline I512 shuffle_parts(I512 a, I512 b, unsigned control) {
+  I512 out;
+  for (std::size_t part = 0; part < 4; ++part)
+    std::memcpy(out.bytes + 16 * part, (part < 2 ? a : b).bytes + 16 * (control >> (2 * part) & 3), 16);
+  return out;
+}
+/// acc + the sum of four unsigned times signed bytes; no saturation.
+inline I512 dpbusd(I512 acc, I512 a, I512 b) {
+  auto sum = lanes<u32>(acc);
+  const auto x = lanes<u8>(a);
+  const auto y = lanes<i8>(b);
+  for (std::size_t i = 0; i < 64; ++i) sum[i / 4] += static_cast<u32>(i32{x[i]} * i32{y[i]});
+  return vector<I512>(sum);
+}
+inline I512 dpwssd(I512 acc, I512 a, I512 b) {
+  auto sum = lanes<u32>(acc);
+  const auto x = lanes<i16>(a), y = lanes<i16>(b);
+  for (std::size_t i = 0; i < 32; ++i) sum[i / 2] += static_cast<u32>(i32{x[i]} * i32{y[i]});
+  return vector<I512>(sum);
+}
+inline I512 widen_u8(__m128i a) {
+  const auto x = lanes<u8>(a);
+  std::array<i32, 16> out;
+  std::copy(x.begin(), x.end(), out.begin());
+  return vector<I512>(out);
+}
+inline __m128i narrow_i8(I512 a) {
+  const auto x = lanes<u32>(a);
+  std::array<u8, 16> out;
+  for (std::size_t i = 0; i < 16; ++i) out[i] = static_cast<u8>(x[i]);
+  return std::bit_cast<__m128i>(out);
+}
+inline I256 narrow_i16(I512 a) {
+  const auto x = lanes<u32>(a);
+  std::array<u16, 16> out;
+  for (std::size_t i = 0; i < 16; ++i) out[i] = static_cast<u16>(x[i]);
+  return vector<I256>(out);
+}
+inline __m128i part128(I256 a, std::size_t n) {
+  __m128i out;
+  std::memcpy(&out, a.bytes + 16 * n, 16);
+  return out;
+}
+inline I512 insert_part(I512 a, __m128i b, std::size_t n) {
+  std::memcpy(a.bytes + 16 * n, &b, 16);
+  return a;
+}
+inline I512 broadcast_part(__m128i a) {
+  I512 out;
+  for (std::size_t n = 0; n < 4; ++n) std::memcpy(out.bytes + 16 * n, &a, 16);
+  return out;
+}
+inline I256 half(I512 a, std::size_t n) {
+  I256 out;
+  std::memcpy(&out, a.bytes + 32 * n, 32);
+  return out;
+}
+inline D512 insert_half(D512 a, D256 b, std::size_t n) {
+  std::memcpy(a.bytes + 32 * n, &b, 32);
+  return a;
+}
+inline i32 reduce_add(I512 a) {
+  u32 sum = 0;
+  for (const u32 x : lanes<u32>(a)) sum += x;
+  return static_cast<i32>(sum);
+}
+inline i32 reduce_or(I512 a) {
+  i32 sum = 0;
+  for (const i32 x : lanes<i32>(a)) sum |= x;
+  return sum;
+}
+inline I512 maskz(unsigned mask, I512 a) {
+  auto x = lanes<i32>(a);
+  for (std::size_t i = 0; i < 16; ++i)
+    if ((mask >> i & 1) == 0) x[i] = 0;
+  return vector<I512>(x);
+}
+template <class F>
+std::uint64_t mask8(I512 a, I512 b, F f) {
+  const auto x = lanes<u8>(a), y = lanes<u8>(b);
+  std::uint64_t mask = 0;
+  for (std::size_t i = 0; i < 64; ++i) mask |= std::uint64_t{f(x[i], y[i])} << i;
+  return mask;
+}
+inline F512 to_float(I512 a) {
+  const auto x = lanes<i32>(a);
+  std::array<float, 16> out;
+  std::transform(x.begin(), x.end(), out.begin(), [](i32 value) { return static_cast<float>(value); });
+  return vector<F512>(out);
+}
+inline D512 to_double(I256 a) {
+  const auto x = lanes<i32>(a);
+  std::array<double, 8> out;
+  std::copy(x.begin(), x.end(), out.begin());
+  return vector<D512>(out);
+}
+inline F256 round_down_size(D512 a) {
+  const auto x = lanes<double>(a);
+  std::array<float, 8> out;
+  std::transform(x.begin(), x.end(), out.begin(), [](double value) { return static_cast<float>(value); });
+  return vector<F256>(out);
+}
+inline F512 add_ps(F512 a, F512 b) {
+  return zip<F512, float>(a, b, [](float x, float y) { return x + y; });
+}
+inline F512 mul_ps(F512 a, F512 b) {
+  return zip<F512, float>(a, b, [](float x, float y) { return x * y; });
+}
+inline D512 add_pd(D512 a, D512 b) {
+  return zip<D512, double>(a, b, [](double x, double y) { return x + y; });
+}
+inline D512 mul_pd(D512 a, D512 b) {
+  return zip<D512, double>(a, b, [](double x, double y) { return x * y; });
+}
+
+}  // namespace dsv41::emulated
+
+#define __m512i ::dsv41::emulated::I512
+#define __m512 ::dsv41::emulated::F512
+#define __m512d ::dsv41::emulated::D512
+#define __m256i ::dsv41::emulated::I256
+#define __mmask64 std::uint64_t
+#define _mm512_loadu_si512 ::dsv41::emulated::loadu_i
+#define _mm512_storeu_si512 ::dsv41::emulated::storeu_i
+#define _mm512_loadu_ps ::dsv41::emulated::loadu_ps
+#define _mm512_storeu_ps ::dsv41::emulated::storeu_ps
+#define _mm512_set1_epi32(x) ::dsv41::emulated::fill<__m512i, std::int32_t>(x)
+#define _mm512_set1_epi8(x) ::dsv41::emulated::fill<__m512i, std::int8_t>(x)
+#define _mm512_set1_ps(x) ::dsv41::emulated::fill<__m512, float>(x)
+#define _mm512_set1_pd(x) ::dsv41::emulated::fill<__m512d, double>(x)
+#define _mm512_setzero_si512() _mm512_set1_epi32(0)
+#define _mm512_setzero_ps() _mm512_set1_ps(0.0f)
+#define _mm512_setr_epi32 ::dsv41::emulated::setr
+#define _mm512_add_epi32 ::dsv41::emulated::add32
+#define _mm512_sub_epi32 ::dsv41::emulated::sub32
+#define _mm512_add_epi8 ::dsv41::emulated::add8
+#define _mm512_and_si512 ::dsv41::emulated::bits_and
+#define _mm512_or_si512 ::dsv41::emulated::bits_or
+#define _mm512_xor_si512 ::dsv41::emulated::bits_xor
+#define _mm512_max_epi32 ::dsv41::emulated::max32
+#define _mm512_min_epi32 ::dsv41::emulated::min32
+#define _mm512_abs_epi32 ::dsv41::emulated::abs32
+#define _mm512_mullo_epi16 ::dsv41::emulated::mullo16
+#define _mm512_slli_epi32 ::dsv41::emulated::slli32
+#define _mm512_srli_epi32 ::dsv41::emulated::srli32
+#define _mm512_srai_epi32 ::dsv41::emulated::srai32
+#define _mm512_srli_epi16 ::dsv41::emulated::srli16
+#define _mm512_sllv_epi32 ::dsv41::emulated::sllv32
+#define _mm512_srlv_epi32 ::dsv41::emulated::srlv32
+#define _mm512_srav_epi32 ::dsv41::emulated::srav32
+#define _mm512_shuffle_epi8 ::dsv41::emulated::shuffle8
+#define _mm512_permutexvar_epi32 ::dsv41::emulated::permutexvar32
+#define _mm512_shuffle_i32x4 ::dsv41::emulated::shuffle_parts
+#define _mm512_unpacklo_epi8 ::dsv41::emulated::unpack<std::uint8_t, false>
+#define _mm512_unpackhi_epi8 ::dsv41::emulated::unpack<std::uint8_t, true>
+#define _mm512_unpacklo_epi32 ::dsv41::emulated::unpack<std::uint32_t, false>
+#define _mm512_unpackhi_epi32 ::dsv41::emulated::unpack<std::uint32_t, true>
+#define _mm512_unpacklo_epi64 ::dsv41::emulated::unpack<std::uint64_t, false>
+#define _mm512_unpackhi_epi64 ::dsv41::emulated::unpack<std::uint64_t, true>
+#define _mm512_dpbusd_epi32 ::dsv41::emulated::dpbusd
+#define _mm512_dpwssd_epi32 ::dsv41::emulated::dpwssd
+#define _mm512_cvtepu8_epi32 ::dsv41::emulated::widen_u8
+#define _mm512_cvtepi32_epi8 ::dsv41::emulated::narrow_i8
+#define _mm512_cvtepi32_epi16 ::dsv41::emulated::narrow_i16
+#define _mm256_castsi256_si128(a) ::dsv41::emulated::part128(a, 0)
+#define _mm256_extracti128_si256 ::dsv41::emulated::part128
+#define _mm512_castsi128_si512 ::dsv41::emulated::reinterpret<__m512i, __m128i>
+#define _mm512_inserti32x4 ::dsv41::emulated::insert_part
+#define _mm512_broadcast_i32x4 ::dsv41::emulated::broadcast_part
+#define _mm512_castsi512_si256(a) ::dsv41::emulated::half(a, 0)
+#define _mm512_extracti64x4_epi64 ::dsv41::emulated::half
+#define _mm512_insertf64x4 ::dsv41::emulated::insert_half
+#define _mm512_reduce_add_epi32 ::dsv41::emulated::reduce_add
+#define _mm512_reduce_or_epi32 ::dsv41::emulated::reduce_or
+#define _mm512_maskz_mov_epi32 ::dsv41::emulated::maskz
+#define _mm512_cmpeq_epi8_mask(a, b) ::dsv41::emulated::mask8(a, b, [](auto x, auto y) { return x == y; })
+#define _mm512_cmple_epu8_mask(a, b) ::dsv41::emulated::mask8(a, b, [](auto x, auto y) { return x <= y; })
+#define _mm512_castsi512_ps ::dsv41::emulated::reinterpret<__m512, __m512i>
+#define _mm512_castpd_ps ::dsv41::emulated::reinterpret<__m512, __m512d>
+#define _mm512_castpd256_pd512 ::dsv41::emulated::reinterpret<__m512d, ::dsv41::emulated::D256>
+#define _mm256_castps_pd ::dsv41::emulated::reinterpret<::dsv41::emulated::D256, ::dsv41::emulated::F256>
+#define _mm512_cvtepi32_ps ::dsv41::emulated::to_float
+#define _mm512_cvtepi32_pd ::dsv41::emulated::to_double
+#define _mm512_cvtpd_ps ::dsv41::emulated::round_down_size
+#define _mm512_add_ps ::dsv41::emulated::add_ps
+#define _mm512_mul_ps ::dsv41::emulated::mul_ps
+#define _mm512_add_pd ::dsv41::emulated::add_pd
+#define _mm512_mul_pd ::dsv41::emulated::mul_pd
