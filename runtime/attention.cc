@@ -28,9 +28,9 @@ Attention::Attention(const ModelContext& context)
   kv_.resize(rows * dim_);
   kv_codes_.resize(rows * dim_);
   kv_scales_.resize(rows * dim_ / kBlock);
-  window_values_.resize((window_ - 1 + rows) * dim_);
+  window_values_.resize((window_ + rows) * dim_);
   group_values_.resize(std::size_t{config.index_topk} * dim_);
-  slots_.resize(window_ + config.index_topk);
+  slots_.resize(window_ + std::max(config.index_topk, config.dspark_block_size));
   heads_out_.resize(rows * heads_ * dim_);
   groups_out_.resize(rows * group_width);
 }
@@ -42,7 +42,7 @@ void Attention::prepare(const Step& step) {
 
 void Attention::store_keys(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x) {
   const ModelConfig& config = context_.config;
-  const AttentionWeights& weights = context_.weights.blocks[layer].attention;
+  const AttentionWeights& weights = context_.weights.block(layer).attention;
   const RopeTable& angles = rope(layer);
   const std::size_t count = rows.rows();
   const auto kv = first(kv_, count * dim_);
@@ -67,7 +67,7 @@ void Attention::attend(const RowSet& stored, const RowSet& rows, std::uint32_t l
 void Attention::attend_rows(const RowSet& stored, const RowSet& rows, std::uint32_t layer,
                             std::span<const BFloat16> x, std::span<BFloat16> out) {
   const ModelConfig& config = context_.config;
-  const AttentionWeights& weights = context_.weights.blocks[layer].attention;
+  const AttentionWeights& weights = context_.weights.block(layer).attention;
   const RopeTable& angles = rope(layer);
   const std::size_t count = rows.rows();
 
@@ -83,12 +83,16 @@ void Attention::attend_rows(const RowSet& stored, const RowSet& rows, std::uint3
   context_.observe<BFloat16>("attn.core_out", static_cast<int>(layer),
                              first(heads_out_, count * heads_ * dim_));
 
-  context_.compute.threads().parallel_for(count, 1, [&](Range range) {
+  rotate_back(rows, angles);
+  project(count, weights, out);
+}
+
+void Attention::rotate_back(const RowSet& rows, const RopeTable& angles) {
+  context_.compute.threads().parallel_for(rows.rows(), 1, [&](Range range) {
     for (std::size_t row = range.begin; row < range.end; ++row)
       context_.compute.ops().rotate(heads_out_.data() + row * heads_ * dim_, heads_, dim_, angles.pairs(),
                                     angles.cosine(rows.origins[row]), angles.sine(rows.origins[row]), true);
   });
-  project(count, weights, out);
 }
 
 void Attention::queries(const RowSet& rows, const AttentionWeights& weights, const RopeTable& angles) {
@@ -144,7 +148,6 @@ void Attention::attend_segment(const Segment& stored, const Segment& segment,
   if (segment.rows == 0) return;
   const ModelConfig& config = context_.config;
   const Ops& ops = context_.compute.ops();
-  const std::span<const float> sink = context_.weights.blocks[layer].attention.sink;
   decode_window(stored, segment, layer);
 
   for (std::size_t i = 0; i < segment.rows; ++i) {
@@ -167,12 +170,50 @@ void Attention::attend_segment(const Segment& stored, const Segment& segment,
       });
       for (std::size_t g = 0; g < groups.size(); ++g) slots_[slots++] = group_values_.data() + g * dim_;
     }
-    context_.compute.threads().parallel_for(heads_, 4, [&](Range range) {
-      const std::size_t offset = (row * heads_ + range.begin) * dim_;
-      ops.attention(q_.data() + offset, slots_.data(), slots, sink.data() + range.begin, scale_, range.size(),
-                    dim_, heads_out_.data() + offset);
-    });
+    attend_heads(row, slots, layer);
   }
+}
+
+void Attention::attend_heads(std::size_t row, std::size_t slots, std::uint32_t layer) {
+  const std::span<const float> sink = context_.weights.block(layer).attention.sink;
+  context_.compute.threads().parallel_for(heads_, 4, [&](Range range) {
+    const std::size_t offset = (row * heads_ + range.begin) * dim_;
+    context_.compute.ops().attention(q_.data() + offset, slots_.data(), slots, sink.data() + range.begin,
+                                     scale_, range.size(), dim_, heads_out_.data() + offset);
+  });
+}
+
+void Attention::store_main(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> main_x) {
+  store_keys(rows, layer, main_x);
+  for (const Segment& segment : rows.segments) store_window(segment, layer);
+}
+
+void Attention::attend_block(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
+                             std::span<BFloat16> out) {
+  const AttentionWeights& weights = context_.weights.block(layer).attention;
+  const Ops& ops = context_.compute.ops();
+  store_keys(rows, layer, x);
+  queries(rows, weights, rope(layer));
+  for (const Segment& segment : rows.segments) {
+    const WindowCache& cache = segment.sequence->window(layer);
+    const std::size_t seen = std::min<std::size_t>(window_, segment.start);
+    for (std::size_t slot = 0; slot < seen + segment.rows; ++slot) {
+      float* value = window_values_.data() + slot * dim_;
+      slots_[slot] = value;
+      if (slot < seen) {
+        const auto entry = cache.entry(static_cast<std::uint32_t>(segment.start - seen + slot));
+        ops.dequantize_window(entry.codes, entry.scales, dim_, value);
+      } else {
+        const std::size_t row = segment.first_row + slot - seen;
+        ops.dequantize_window(kv_codes_.data() + row * dim_, kv_scales_.data() + row * dim_ / kBlock, dim_,
+                              value);
+      }
+    }
+    for (std::size_t i = 0; i < segment.rows; ++i)
+      attend_heads(segment.first_row + i, seen + segment.rows, layer);
+  }
+  rotate_back(rows, rope(layer));
+  project(rows.rows(), weights, out);
 }
 
 // Group g maps the outputs of its heads, flattened, to O features; wo_a takes unquantized activations.

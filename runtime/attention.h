@@ -27,6 +27,15 @@ class Attention {
   void attend(const RowSet& stored, const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
               std::span<BFloat16> out);
 
+  // Draft stages (docs/model.md 6); layer counts on from the backbone's layers.
+
+  /// Window entries of backbone tokens from main_x, bf16 [rows, D].
+  void store_main(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> main_x);
+  /// Rows of a draft: every row sees the last W window entries before its segment and all rows of the
+  /// segment, whose own entries are not kept.
+  void attend_block(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
+                    std::span<BFloat16> out);
+
  private:
   void attend_rows(const RowSet& stored, const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
                    std::span<BFloat16> out);
@@ -36,8 +45,10 @@ class Attention {
   void queries(const RowSet& rows, const AttentionWeights& weights, const RopeTable& angles);
   void attend_segment(const Segment& stored, const Segment& segment, std::span<const std::uint32_t> origins,
                       std::uint32_t layer);
+  void attend_heads(std::size_t row, std::size_t slots, std::uint32_t layer);
   void decode_window(const Segment& stored, const Segment& segment, std::uint32_t layer);
   void store_window(const Segment& stored, std::uint32_t layer);
+  void rotate_back(const RowSet& rows, const RopeTable& angles);
   void project(std::size_t rows, const AttentionWeights& weights, std::span<BFloat16> out);
 
   const ModelContext& context_;

@@ -20,6 +20,7 @@ class HostModel {
   const ModelConfig& config() const { return checkpoint_.config(); }
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const ModelWeights& weights() const { return weights_; }
+  const ModelContext& context() const { return context_; }
   void observe(Observer* observer) { context_.observer = observer; }
 
   /// Joins the experts, which must outlive the backbone. Once.
