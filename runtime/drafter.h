@@ -1,5 +1,4 @@
-// DSpark draft stages (docs/model.md 6): after a backbone step they propose the tokens that will follow. What
-// they propose never changes the output, only how many rows a step can verify at once.
+// DSpark draft stages (docs/model.md 6): after a backbone step they propose the tokens that will follow.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +7,7 @@
 
 #include "runtime/attention.h"
 #include "runtime/context.h"
+#include "runtime/draft_source.h"
 #include "runtime/hyper_connections.h"
 #include "runtime/moe.h"
 #include "runtime/sampler.h"
@@ -15,34 +15,22 @@
 
 namespace dsv41 {
 
-class Drafter {
+class Drafter final : public DraftSource {
  public:
   /// model's max_rows bounds the steps that are seeded; at most `sequences` are drafted for at once.
   /// References must outlive the object. The model must have draft stages.
   Drafter(const ModelContext& model, Experts& experts, std::size_t sequences);
 
-  std::size_t block_size() const { return block_size_; }
-
-  /// After every backbone step: stores the stages' window entries of its tokens. main_hidden:
-  /// Backbone::main_hidden().
-  void seed(const Step& step, std::span<const BFloat16> main_hidden);
-
-  /// One sequence to draft for: it ends at position p, `next` is the token chosen for p+1.
-  struct Ask {
-    Sequence* sequence = nullptr;
-    std::uint32_t next = 0;
-    SamplingOptions sampling;
-  };
-  /// Drafts for all asks together: block_size() tokens each, the ones that serial sampling would draw from
-  /// the draft's logits.
-  void draft(std::uint64_t step, std::span<const Ask> asks);
-
-  /// Of the last draft(): tokens after `next` [block_size], and how sure the stages are of each (a logit,
-  /// fp32).
-  std::span<const std::uint32_t> tokens(std::size_t ask) const {
+  std::size_t block_size() const override { return block_size_; }
+  std::size_t capacity() const override { return context_.max_rows / block_size_; }
+  /// Stores the stages' window entries of the step's tokens.
+  void seed(const Step& step, std::span<const BFloat16> main_hidden) override;
+  /// Tokens are those that serial sampling would draw from the draft's logits.
+  void draft(std::uint64_t step, std::span<const Ask> asks) override;
+  std::span<const std::uint32_t> tokens(std::size_t ask) const override {
     return std::span(tokens_).subspan(ask * block_size_, block_size_);
   }
-  std::span<const float> confidence(std::size_t ask) const {
+  std::span<const float> confidence(std::size_t ask) const override {
     return std::span(confidence_).subspan(ask * block_size_, block_size_);
   }
   /// fp32 [block_size, V], Markov bias added.

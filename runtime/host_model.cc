@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engram/token_map.h"
 #include "loader/error.h"
 
@@ -22,6 +24,13 @@ Backbone& HostModel::connect(Experts& experts) {
   backbone_ =
       std::make_unique<Backbone>(context_, build_token_map(tokenizer_, config().vocab_size), experts, *rows_);
   return *backbone_;
+}
+
+Drafter* HostModel::connect_drafter(Experts& experts, std::size_t sequences) {
+  if (config().n_mtp_layers == 0) return nullptr;
+  sequences = std::min<std::size_t>(sequences, context_.max_rows / config().dspark_block_size);
+  if (sequences > 0) drafter_ = std::make_unique<Drafter>(context_, experts, sequences);
+  return drafter_.get();
 }
 
 }  // namespace dsv41

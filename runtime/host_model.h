@@ -9,6 +9,7 @@
 #include "loader/tokenizer.h"
 #include "runtime/backbone.h"
 #include "runtime/context.h"
+#include "runtime/drafter.h"
 
 namespace dsv41 {
 
@@ -25,6 +26,8 @@ class HostModel {
 
   /// Joins the experts, which must outlive the backbone. Once.
   Backbone& connect(Experts& experts);
+  /// The draft stages for up to that many sequences; null when the model has none. After connect(), once.
+  Drafter* connect_drafter(Experts& experts, std::size_t sequences);
 
  private:
   const Checkpoint& checkpoint_;
@@ -33,6 +36,7 @@ class HostModel {
   ModelContext context_;
   std::unique_ptr<EngramRows> rows_;
   std::unique_ptr<Backbone> backbone_;
+  std::unique_ptr<Drafter> drafter_;
 };
 
 }  // namespace dsv41

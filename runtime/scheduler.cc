@@ -84,8 +84,14 @@ void check_prompt(const ModelConfig& config, std::span<const std::uint32_t> prom
 }
 
 Scheduler::Scheduler(Backbone& backbone, const ModelConfig& config, const Tokenizer& tokenizer,
-                     const SchedulerOptions& options)
-    : backbone_(backbone), config_(config), tokenizer_(tokenizer), options_(options) {}
+                     const SchedulerOptions& options, DraftSource* drafter)
+    : backbone_(backbone),
+      config_(config),
+      tokenizer_(tokenizer),
+      options_(options),
+      drafter_(drafter),
+      speculation_(drafter == nullptr ? SpeculationOptions{} : options.speculation,
+                   config.dspark_block_size) {}
 
 Scheduler::~Scheduler() = default;
 
@@ -114,7 +120,13 @@ bool Scheduler::step() {
   admit();
   if (running_.empty()) return false;
   assemble();
-  collect(backbone_.forward(step_));
+  const auto start = Clock::now();
+  const std::span<const float> logits = backbone_.forward(step_);
+  if (drafter_ != nullptr) drafter_->seed(step_, backbone_.main_hidden());
+  if (!prefilling_)
+    speculation_.step_took(step_.rows(), in_step_.size(), seconds_between(start, Clock::now()));
+  collect(logits);
+  draft_ahead();
   return true;
 }
 
@@ -262,6 +274,9 @@ void Scheduler::decoded(Active& active, std::span<const std::uint32_t> ids, std:
     reason = accept(active, id);
   } while (!reason && rows < ids.size() && ids[rows] == id);
   ++active.result.decode_steps;
+  active.result.drafted += static_cast<std::uint32_t>(ids.size() - 1);
+  active.result.accepted += static_cast<std::uint32_t>(rows - 1);
+  if (speculating_) speculation_.verified(ids.size() - 1, rows - 1);
   if (active.callbacks.on_logits)
     active.callbacks.on_logits(ids.first(rows), logits.first(rows * config_.vocab_size));
   active.sequence->rollback(base + static_cast<std::uint32_t>(rows));
@@ -290,6 +305,31 @@ std::optional<FinishReason> Scheduler::accept(Active& active, std::uint32_t id) 
       active.request.prompt.size() + result.output_ids.size() > config_.max_positions())
     return FinishReason::Length;
   return std::nullopt;
+}
+
+void Scheduler::draft_ahead() {
+  speculating_ = drafter_ != nullptr && speculation_.wanted();
+  if (!speculating_) return;
+  asks_.clear();
+  asking_.clear();
+  for (const auto& active : running_) {
+    if (!active->prefilled() || asks_.size() == drafter_->capacity()) continue;
+    asks_.push_back({active->sequence.get(), active->pending.front(), active->request.sampling});
+    asking_.push_back(active.get());
+  }
+  if (asks_.empty()) return;
+  const auto start = Clock::now();
+  drafter_->draft(step_.number, asks_);
+  speculation_.draft_took(seconds_between(start, Clock::now()));
+  for (std::size_t i = 0; i < asking_.size(); ++i) {
+    Active& active = *asking_[i];
+    // A draft beyond the last wanted token, or the last position, could never count.
+    const std::size_t wanted = active.request.max_tokens - active.result.output_ids.size() - 1;
+    const std::size_t positions = config_.max_positions() - active.sequence->length() - 1;
+    const std::size_t length = speculation_.length(drafter_->confidence(i), std::min(wanted, positions));
+    const auto drafts = drafter_->tokens(i).first(length);
+    active.pending.insert(active.pending.end(), drafts.begin(), drafts.end());
+  }
 }
 
 void Scheduler::emit(Active& active, std::size_t end) {

@@ -15,7 +15,9 @@
 
 #include "loader/tokenizer.h"
 #include "runtime/backbone.h"
+#include "runtime/draft_source.h"
 #include "runtime/sampler.h"
+#include "runtime/speculation.h"
 
 namespace dsv41 {
 
@@ -38,6 +40,7 @@ struct GenerationResult {
   std::uint32_t prompt_tokens = 0, reused_tokens = 0;  // reused: taken over from another request's prefix
   double queue_seconds = 0, prefill_seconds = 0, decode_seconds = 0;
   std::uint32_t decode_steps = 0;
+  std::uint32_t drafted = 0, accepted = 0;  // draft tokens in steps, and those that agreed
 };
 
 /// What a request's owner hears. Any of them may be empty.
@@ -55,13 +58,15 @@ struct SchedulerOptions {
   std::size_t context_bytes = ~std::size_t{0};  // of sequence state
   bool skip_rows = true;                        // RowPlan; never changes a bit
   bool share_prefixes = true;                   // never changes a bit
+  SpeculationOptions speculation{};             // never changes a bit
 };
 
 class Scheduler {
  public:
   /// All references must outlive the object.
+  /// drafter: for speculation; null where the model has no draft stages or nobody wants them.
   Scheduler(Backbone& backbone, const ModelConfig& config, const Tokenizer& tokenizer,
-            const SchedulerOptions& options);
+            const SchedulerOptions& options, DraftSource* drafter = nullptr);
   ~Scheduler();
 
   /// Throws UsageError: empty prompt, id outside the vocabulary, longer than the context, or state that can
@@ -79,6 +84,8 @@ class Scheduler {
 
   /// "prefill" while the last step held prompt rows, else "decode".
   std::string_view phase() const { return prefilling_ ? "prefill" : "decode"; }
+
+  const SpeculationCounts& speculation() const { return speculation_.counts(); }
 
   /// Waiting requests whose prompts are compared for common prefixes.
   static constexpr std::size_t kLookAhead = 256;
@@ -98,6 +105,8 @@ class Scheduler {
   void decoded(Active& active, std::span<const std::uint32_t> ids, std::span<const float> logits);
   /// Takes a sampled token into the output; the reason if it ends the request.
   std::optional<FinishReason> accept(Active& active, std::uint32_t id);
+  /// Drafts for every sequence that goes on decoding.
+  void draft_ahead();
   void emit(Active& active, std::size_t end);
   void finish(Active& active, FinishReason reason);
 
@@ -105,9 +114,13 @@ class Scheduler {
   const ModelConfig& config_;
   const Tokenizer& tokenizer_;
   SchedulerOptions options_;
+  DraftSource* drafter_;
+  Speculation speculation_;
+  std::vector<DraftSource::Ask> asks_;
+  std::vector<Active*> asking_;
   Sampler sampler_;
   Step step_;
-  bool prefilling_ = false;
+  bool prefilling_ = false, speculating_ = false;
   std::size_t turn_ = 0;
   std::size_t reserved_bytes_ = 0;
   std::deque<std::unique_ptr<Active>> waiting_;

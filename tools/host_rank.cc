@@ -47,10 +47,19 @@ std::string json_of(std::span<const std::uint32_t> prompt, const GenerationResul
   return object.dump() + "\n";
 }
 
-/// "; 120 of 400 layer rows skipped", or nothing.
 std::string describe_rows(const Backbone::RowCounts& rows) {
-  if (rows.skipped == 0) return "";
-  return fmt::format("; {} of {} layer rows skipped", rows.skipped, rows.computed + rows.skipped);
+  return fmt::format("{} of {} layer rows skipped", rows.skipped, rows.computed + rows.skipped);
+}
+
+/// "; drafts: 30 of 41 accepted (by place 90% 71% …), 0.12 s", or nothing.
+std::string describe_speculation(const SpeculationCounts& counts) {
+  if (counts.drafted == 0) return "";
+  std::string places;
+  for (std::size_t i = 0; i < counts.drafted_at.size() && counts.drafted_at[i] > 0; ++i)
+    places += fmt::format(" {:.0f}%", 100.0 * static_cast<double>(counts.accepted_at[i]) /
+                                          static_cast<double>(counts.drafted_at[i]));
+  return fmt::format("; drafts: {} of {} accepted (by place{}), {:.2f} s", counts.accepted, counts.drafted,
+                     places, counts.draft_seconds);
 }
 
 }  // namespace
@@ -98,12 +107,18 @@ void HostRank::run(Experts& experts, double load_seconds) {
   scheduling.context_bytes = options_.context_bytes;
   scheduling.skip_rows = !options_.no_skip;
   scheduling.share_prefixes = !options_.no_prefix_sharing;
-  Scheduler scheduler(backbone, model_.config(), model_.tokenizer(), scheduling);
+  scheduling.speculation = options_.speculation;
+  Drafter* drafter = options_.speculation.mode == SpeculationOptions::Mode::Off
+                         ? nullptr
+                         : model_.connect_drafter(experts, options_.batch);
+  Scheduler scheduler(backbone, model_.config(), model_.tokenizer(), scheduling, drafter);
   if (requests_)
     run_requests(scheduler, experts);
   else
     run_prompt(scheduler, experts, load_seconds);
-  if (!options_.quiet && !requests_) fmt::print(stderr, "{}\n", describe_rows(backbone.row_counts()));
+  if (!options_.quiet)
+    fmt::print(stderr, "dsv41-mpi: {}{}\n", describe_rows(backbone.row_counts()),
+               describe_speculation(scheduler.speculation()));
 }
 
 GenerationRequest HostRank::defaults() const {
@@ -141,7 +156,7 @@ void HostRank::run_prompt(Scheduler& scheduler, Experts& experts, double load_se
   if (!options_.quiet)
     fmt::print(stderr,
                "\ndsv41-mpi: load {:.2f} s; prefill {} tokens, {:.1f} tok/s; decode {} tokens in {} steps, "
-               "{:.1f} tok/s; finish: {}",
+               "{:.1f} tok/s; finish: {}\n",
                load_seconds, prompt_.size(), rate(prompt_.size(), result.prefill_seconds),
                result.output_ids.size(), result.decode_steps,
                rate(result.output_ids.size(), result.decode_seconds), finish_name(result.finish));

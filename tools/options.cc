@@ -37,6 +37,13 @@ std::uint64_t byte_size(const std::string& text, const std::string& flag) {
          << shift;
 }
 
+SpeculationOptions speculation(const std::string& text) {
+  using Mode = SpeculationOptions::Mode;
+  if (text == "auto") return {Mode::Auto, 0};
+  if (text == "off") return {Mode::Off, 0};
+  return {Mode::Fixed, number<std::size_t>(text, "speculate", 0, 64)};
+}
+
 std::vector<std::uint32_t> id_list(const std::string& text) {
   std::vector<std::uint32_t> ids;
   for (std::size_t start = 0; start <= text.size();) {
@@ -69,6 +76,8 @@ po::options_description descriptions() {
       "end the output before this text; may be repeated")(
       "chunk", text()->value_name("ROWS"),
       "prompt tokens of a sequence per step; any value gives the same bits (512)")(
+      "speculate", text()->value_name("N|auto|off"),
+      "verify up to N drafts per step; never changes the output (auto)")(
       "no-skip", "compute prompt rows that cannot reach the result, too (for comparison)");
   batch.add_options()("requests", text()->value_name("IN.jsonl"),
                       "one object a line: prompt | prompt_ids, max_tokens, temperature, top_p, seed, stop, "
@@ -132,6 +141,7 @@ Options read_options(const po::variables_map& flags) {
   if (given("step-tokens"))
     options.step_tokens = number<std::uint32_t>(text("step-tokens"), "step-tokens", 1, 1u << 17);
   if (given("context-memory")) options.context_bytes = byte_size(text("context-memory"), "context-memory");
+  if (given("speculate")) options.speculation = speculation(text("speculate"));
   options.no_skip = given("no-skip");
   options.no_prefix_sharing = given("no-prefix-sharing");
   options.ignore_eos = given("ignore-eos");

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/speculation.h"
+
 namespace dsv41 {
 
 struct Options {
@@ -30,10 +32,12 @@ struct Options {
   std::uint32_t batch = 1;
   std::uint32_t step_tokens = 0;  // 0: what chunk and batch need
   std::uint64_t context_bytes = ~std::uint64_t{0};
+  SpeculationOptions speculation{SpeculationOptions::Mode::Auto, 0};
   bool no_skip = false, no_prefix_sharing = false;
 
+  static constexpr std::uint32_t kRowsPerSequence = 8;  // a decode row and its drafts
   /// Rows per step at most: sizes every buffer.
-  std::uint32_t step_rows() const { return step_tokens > 0 ? step_tokens : chunk + batch; }
+  std::uint32_t step_rows() const { return step_tokens > 0 ? step_tokens : chunk + batch * kRowsPerSequence; }
 
   std::string placement = "cyclic";
   std::string backend = "auto";
