@@ -44,8 +44,10 @@ using simdjson::ondemand::value;
 /// One parse: knows the file's name for messages and fills a header.
 class HeaderParser {
  public:
-  HeaderParser(std::string_view file, const HeaderLimits& limits, SafetensorsHeader& header)
-      : file_(file), limits_(limits), header_(header) {}
+  /// findings: where damage to extents is reported; nullptr: it is refused like everything else.
+  HeaderParser(std::string_view file, const HeaderLimits& limits, SafetensorsHeader& header,
+               std::vector<std::string>* findings)
+      : file_(file), limits_(limits), header_(header), findings_(findings) {}
 
   void parse(std::string_view json, std::size_t readable) {
     header_.tensors.reserve(json.size() / kTypicalEntryBytes + 1);
@@ -63,6 +65,14 @@ class HeaderParser {
     check_layout();
   }
 
+  /// file_bytes: 0 when unknown.
+  void check_payload(std::uint64_t file_bytes) {
+    const std::uint64_t at_hand = file_bytes == 0 ? 0 : file_bytes - header_.payload_offset();
+    if (file_bytes != 0 && header_.payload_bytes != at_hand)
+      report("the header describes a payload of {} bytes, the file holds {} ({})", header_.payload_bytes,
+             at_hand, at_hand < header_.payload_bytes ? "truncated download?" : "trailing bytes");
+  }
+
  private:
   template <typename Value>
   Value checked(simdjson::simdjson_result<Value>&& result, std::string_view what) {
@@ -75,6 +85,16 @@ class HeaderParser {
   [[noreturn]] void fail(fmt::format_string<Arguments...> format, Arguments&&... arguments) const {
     throw CheckpointError(
         fmt::format("{}: {}", file_, fmt::format(format, std::forward<Arguments>(arguments)...)));
+  }
+
+  /// Damage that leaves names and shapes readable.
+  template <typename... Arguments>
+  void report(fmt::format_string<Arguments...> format, Arguments&&... arguments) const {
+    constexpr std::size_t kFindings = 1000;  // one bad entry can shift every later one
+    if (findings_ == nullptr) fail(format, std::forward<Arguments>(arguments)...);
+    if (findings_->size() < kFindings)
+      findings_->push_back(
+          fmt::format("{}: {}", file_, fmt::format(format, std::forward<Arguments>(arguments)...)));
   }
 
   void skip_metadata(value& entry) {
@@ -158,10 +178,10 @@ class HeaderParser {
     const auto elements = tensor.shape.elements();
     std::uint64_t bytes = 0;
     if (!elements || __builtin_mul_overflow(*elements, dtype_bytes(tensor.dtype), &bytes))
-      fail("{}: the size of shape {} overflows 64 bits", tensor.name, tensor.shape.text());
+      return report("{}: the size of shape {} overflows 64 bits", tensor.name, tensor.shape.text());
     if (bytes != tensor.bytes())
-      fail("{}: {} {} takes {} bytes, data_offsets [{}, {}] give {}", tensor.name, dtype_name(tensor.dtype),
-           tensor.shape.text(), bytes, tensor.begin, tensor.end, tensor.bytes());
+      report("{}: {} {} takes {} bytes, data_offsets [{}, {}] give {}", tensor.name, dtype_name(tensor.dtype),
+             tensor.shape.text(), bytes, tensor.begin, tensor.end, tensor.bytes());
   }
 
   /// Unique names, and bytes that follow each other without a hole or an overlap.
@@ -180,11 +200,12 @@ class HeaderParser {
     std::string_view previous = "the start of the payload";
     for (const TensorInfo& tensor : tensors) {
       if (tensor.begin < position)
-        fail("{} at [{}, {}] overlaps {}, which ends at {}", tensor.name, tensor.begin, tensor.end, previous,
-             position);
+        report("{} at [{}, {}] overlaps {}, which ends at {}", tensor.name, tensor.begin, tensor.end,
+               previous, position);
       if (tensor.begin > position)
-        fail("a hole of {} bytes at {} between {} and {}", tensor.begin - position, position, previous,
-             tensor.name);
+        report("a hole of {} bytes at {} between {} and {}", tensor.begin - position, position, previous,
+               tensor.name);
+      if (tensor.end < position) continue;
       position = tensor.end;
       previous = tensor.name;
     }
@@ -194,6 +215,7 @@ class HeaderParser {
   std::string_view file_;
   const HeaderLimits& limits_;
   SafetensorsHeader& header_;
+  std::vector<std::string>* findings_;
   bool metadata_seen_ = false;
 };
 
@@ -231,8 +253,11 @@ std::string Shape::text() const {
   return out + "]";
 }
 
-SafetensorsHeader parse_safetensors(std::span<const std::byte> start_of_file, std::uint64_t file_bytes,
-                                    std::string_view name, const HeaderLimits& limits) {
+namespace {
+
+SafetensorsHeader parse(std::span<const std::byte> start_of_file, std::uint64_t file_bytes,
+                        std::string_view name, const HeaderLimits& limits,
+                        std::vector<std::string>* findings) {
   const std::uint64_t at_hand = start_of_file.size();
   if (at_hand < 8)
     throw CheckpointError(
@@ -248,14 +273,24 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start_of_file, st
     throw CheckpointError(fmt::format("{}: header of {} bytes in a file of {} (truncated download?)", name,
                                       header.header_bytes, at_hand));
   const std::string_view json(reinterpret_cast<const char*>(start_of_file.data()) + 8, header.header_bytes);
-  HeaderParser(name, limits, header).parse(json, at_hand - 8);
-
-  const std::uint64_t payload_at_hand = file_bytes == 0 ? 0 : file_bytes - header.payload_offset();
-  if (file_bytes != 0 && header.payload_bytes != payload_at_hand)
-    throw CheckpointError(fmt::format(
-        "{}: the header describes a payload of {} bytes, the file holds {} ({})", name, header.payload_bytes,
-        payload_at_hand, payload_at_hand < header.payload_bytes ? "truncated download?" : "trailing bytes"));
+  HeaderParser parser(name, limits, header, findings);
+  parser.parse(json, at_hand - 8);
+  parser.check_payload(file_bytes);
   return header;
+}
+
+}  // namespace
+
+SafetensorsHeader parse_safetensors(std::span<const std::byte> start_of_file, std::uint64_t file_bytes,
+                                    std::string_view name, const HeaderLimits& limits) {
+  return parse(start_of_file, file_bytes, name, limits, nullptr);
+}
+
+SafetensorsHeader parse_safetensors_leniently(std::span<const std::byte> start_of_file,
+                                              std::uint64_t file_bytes, std::string_view name,
+                                              std::vector<std::string>& findings,
+                                              const HeaderLimits& limits) {
+  return parse(start_of_file, file_bytes, name, limits, &findings);
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {

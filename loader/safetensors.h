@@ -96,6 +96,14 @@ struct HeaderLimits {
 SafetensorsHeader parse_safetensors(std::span<const std::byte> start_of_file, std::uint64_t file_bytes,
                                     std::string_view name, const HeaderLimits& limits = {});
 
+/// The same for a reader that reports damage instead of refusing it: extents that contradict shape and dtype,
+/// overlaps, holes and a payload of another size than the file's go to `findings`, one line each; the rest
+/// still throws.
+SafetensorsHeader parse_safetensors_leniently(std::span<const std::byte> start_of_file,
+                                              std::uint64_t file_bytes, std::string_view name,
+                                              std::vector<std::string>& findings,
+                                              const HeaderLimits& limits = {});
+
 /// A file mapped read-only. Only regular files (through symbolic links) are accepted; an empty one has no
 /// bytes.
 class MappedFile {

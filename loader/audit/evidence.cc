@@ -1,0 +1,229 @@
+// Joining expectation, index and headers (evidence.h).
+#include "loader/audit/evidence.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <numeric>
+#include <utility>
+
+namespace dsv41::audit {
+namespace {
+
+/// "43/48" of "model-00043-of-00048.safetensors"; the name itself when it is built otherwise.
+std::string shard_label(const std::string& file) {
+  const std::string_view view(file);
+  const auto dash = view.find('-');
+  const auto of = view.find("-of-");
+  const auto dot = view.rfind(".safetensors");
+  unsigned number = 0, count = 0;
+  if (dash == view.npos || of == view.npos || dot == view.npos || of <= dash || dot <= of) return file;
+  const auto whole = [&](std::size_t from, std::size_t to, unsigned& value) {
+    const auto [end, error] = std::from_chars(view.data() + from, view.data() + to, value);
+    return error == std::errc{} && end == view.data() + to;
+  };
+  if (!whole(dash + 1, of, number) || !whole(of + 4, dot, count)) return file;
+  return fmt::format("{}/{}", number, count);
+}
+
+}  // namespace
+
+ModelConfig with_regular_lists(ModelConfig config) {
+  config.compress_ratios.resize(config.n_blocks(), 0);
+  config.engram_num_embeddings.resize(config.engram_layer_ids.size(), 0);
+  return config;
+}
+
+Evidence::Evidence(EvidenceInput input) : input_(std::move(input)), expected_names_(input_.expected.size()) {
+  expect();
+  name_shards();
+  match_local_shards();
+  read_headers();
+  if (input_.index)
+    compare_with_index();
+  else
+    note_local_layout_shards();
+}
+
+void Evidence::expect() {
+  const std::size_t count = input_.expected.size();
+  tensors_.resize(count);
+  found_in_.assign(count, kNone);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const ExpectedTensor& expected = input_.expected[i];
+    ExpectedState& state = tensors_[i];
+    state.expected = &expected;
+    state.name = parse_tensor_name(expected.name);
+    expected_names_.insert(expected.name, i);
+    if (!state.name.is_expert) others_.push_back(i);
+  }
+  constexpr std::string_view kWeight = ".weight", kScale = ".scale";
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::string_view name = input_.expected[i].name;
+    const DType dtype = input_.expected[i].dtype;
+    if ((dtype != DType::F8E4M3 && dtype != DType::I8) || !name.ends_with(kWeight)) continue;
+    const std::string_view stem = name.substr(0, name.size() - kWeight.size());
+    const auto is_scale = [&](std::string_view other) {
+      return other.size() == stem.size() + kScale.size() && other.starts_with(stem) &&
+             other.ends_with(kScale);
+    };
+    if (i + 1 < count && is_scale(input_.expected[i + 1].name))  // the usual order
+      tensors_[i].scale = i + 1;
+    else if (const auto found = expected_names_.find(std::string(stem) + std::string(kScale)))
+      tensors_[i].scale = *found;
+  }
+}
+
+void Evidence::name_shards() {
+  if (input_.index) {
+    const std::vector<std::string>& files = input_.index->shards;
+    std::vector<std::uint32_t> order(files.size());
+    std::iota(order.begin(), order.end(), 0u);
+    std::sort(order.begin(), order.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return files[a] < files[b]; });
+    shard_of_index_.resize(files.size());
+    for (const std::uint32_t i : order) {
+      shard_of_index_[i] = static_cast<std::uint32_t>(shards_.size());
+      shards_.push_back({files[i], shard_label(files[i]), false});
+    }
+    return;
+  }
+  std::uint32_t count = 0;
+  for (ExpectedState& state : tensors_) {
+    state.home = state.expected->shard - 1;
+    count = std::max(count, state.expected->shard);
+  }
+  for (std::uint32_t i = 1; i <= count; ++i) shards_.push_back({"", fmt::format("{}/{}", i, count), false});
+}
+
+void Evidence::match_local_shards() {
+  shard_of_local_.assign(input_.local.size(), kNone);
+  if (!input_.index) return;
+  NameIndex home_of;
+  bool home_of_built = false;
+  for (std::size_t i = 0; i < input_.local.size(); ++i) {
+    const LocalShard& shard = input_.local[i];
+    if (!shard.readable) continue;
+    const auto found =
+        std::lower_bound(shards_.begin(), shards_.end(), shard.file_name,
+                         [](const Shard& s, const std::string& file) { return s.file < file; });
+    if (found != shards_.end() && found->file == shard.file_name) {
+      shard_of_local_[i] = static_cast<std::uint32_t>(found - shards_.begin());
+    } else if (input_.header_prefix) {  // free names: the shard is the one that most of the tensors are
+                                        // assigned to
+      if (!std::exchange(home_of_built, true))
+        for (const WeightIndex::Entry& entry : input_.index->entries)
+          home_of.insert(entry.tensor, shard_of_index_[entry.shard]);
+      std::map<std::uint32_t, std::size_t> votes;
+      for (const TensorInfo& tensor : shard.header.tensors)
+        if (const auto home = home_of.find(tensor.name)) ++votes[*home];
+      const auto best = std::max_element(votes.begin(), votes.end(),
+                                         [](const auto& a, const auto& b) { return a.second < b.second; });
+      if (best != votes.end()) shard_of_local_[i] = best->first;
+    }
+    if (shard_of_local_[i] != kNone) shards_[shard_of_local_[i]].local = true;
+  }
+}
+
+StrayState& Evidence::stray(std::string_view name) {
+  const auto known = stray_names_.insert(name, static_cast<std::uint32_t>(strays_.size()));
+  if (known) return strays_[*known];
+  return strays_.emplace_back(StrayState{name, parse_tensor_name(name), nullptr});
+}
+
+void Evidence::read_headers() {
+  for (std::uint32_t file = 0; file < input_.local.size(); ++file) {
+    const LocalShard& shard = input_.local[file];
+    std::uint32_t guess = 0;  // headers tend to follow the order of the inventory
+    for (const TensorInfo& tensor : shard.header.tensors) {
+      std::optional<std::uint32_t> position;
+      if (guess < tensors_.size() && tensors_[guess].expected->name == tensor.name)
+        position = guess;
+      else
+        position = expected_names_.find(tensor.name);
+      ++readable_tensors_;
+      readable_bytes_ += tensor.bytes();
+      const TensorInfo** header = nullptr;
+      if (position) {
+        guess = *position + 1;
+        header = &tensors_[*position].header;
+        if (*header == nullptr) found_in_[*position] = file;
+      } else {
+        header = &stray(tensor.name).header;
+      }
+      if (*header != nullptr)
+        duplicates_.push_back(fmt::format("{} is also in {}", tensor.name, shard.file_name));
+      else
+        *header = &tensor;
+    }
+  }
+}
+
+void Evidence::compare_with_index() {
+  const auto contradict = [&](std::string text) { index_contradictions_.push_back(std::move(text)); };
+  std::uint32_t guess = 0;
+  NameIndex strays_listed;
+  for (const WeightIndex::Entry& entry : input_.index->entries) {
+    const std::uint32_t home_number = shard_of_index_[entry.shard];
+    const Shard& home = shards_[home_number];
+    std::optional<std::uint32_t> position;
+    if (guess < tensors_.size() && tensors_[guess].expected->name == entry.tensor)
+      position = guess;
+    else
+      position = expected_names_.find(entry.tensor);
+    const TensorInfo* header = nullptr;
+    if (position) {
+      guess = *position + 1;
+      ExpectedState& state = tensors_[*position];
+      state.indexed = true;
+      state.home = home_number;
+      header = state.header;
+      const std::uint32_t file = found_in_[*position];
+      if (header != nullptr && shard_of_local_[file] != home_number)
+        contradict(fmt::format("{}: the index assigns it to {}, {} holds it", entry.tensor, home.file,
+                               input_.local[file].file_name));
+    } else {
+      strays_listed.insert(entry.tensor, 0);
+      header = stray(entry.tensor).header;
+    }
+    if (header == nullptr && home.local)
+      contradict(
+          fmt::format("{}: the index assigns it to {}, whose header lacks it", entry.tensor, home.file));
+  }
+  for (std::uint32_t i = 0; i < tensors_.size(); ++i)
+    if (tensors_[i].header != nullptr && !tensors_[i].indexed)
+      contradict(fmt::format("{}: in {}, but the index does not list it", tensors_[i].expected->name,
+                             input_.local[found_in_[i]].file_name));
+  for (const StrayState& state : strays_)
+    if (state.header != nullptr && !strays_listed.find(state.full_name))
+      contradict(fmt::format("{}: in a header, but the index does not list it", state.full_name));
+  for (std::size_t i = 0; i < input_.local.size(); ++i)
+    if (input_.local[i].readable && shard_of_local_[i] == kNone)
+      contradict(fmt::format("{} is a shard that the index does not name", input_.local[i].file_name));
+  for (const std::string& duplicate : duplicates_) contradict(duplicate);
+}
+
+void Evidence::note_local_layout_shards() {
+  // Without an index a shard counts as here when any of its tensors is: only a whole shard can still be on
+  // its way.
+  for (const ExpectedState& state : tensors_)
+    if (state.header != nullptr) shards_[state.home].local = true;
+}
+
+Presence Evidence::presence(const ExpectedState& tensor) const {
+  if (tensor.header != nullptr || tensor.indexed) return Presence::Present;
+  return pending(tensor) ? Presence::Unknown : Presence::Absent;
+}
+
+bool Evidence::pending(const ExpectedState& tensor) const {
+  return tensor.header == nullptr && tensor.home != kNone && !shards_[tensor.home].local;
+}
+
+bool Evidence::complete() const {
+  return !shards_.empty() &&
+         std::all_of(shards_.begin(), shards_.end(), [](const Shard& s) { return s.local; });
+}
+
+}  // namespace dsv41::audit
