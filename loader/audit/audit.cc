@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 #include <fnmatch.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <fstream>
 #include <ostream>
@@ -94,7 +96,9 @@ EvidenceInput gather(const AuditOptions& options, const ModelConfig& config, boo
   // The two long jobs first: index and inventory take as long as all headers together.
   run_in_parallel(files.size() + 2, options.threads, [&](std::size_t job) {
     if (job == 0) {
-      if (index) input.index = parse_weight_index(MappedFile(*index).text(), index->string());
+      if (!index) return;
+      const MappedFile mapped(*index);
+      input.index = parse_weight_index(mapped.text(), index->string(), mapped.readable());
     } else if (job == 1) {
       if (expect) input.expected = inventory(with_regular_lists(config));
     } else {
@@ -227,6 +231,42 @@ void write_json(const fs::path& file, const std::string& text, std::ostream& out
                                     std::generic_category().message(errno)));
 }
 
+std::atomic<int> stop_signal{0};
+
+/// Turns SIGINT and SIGTERM into a wish to stop, for as long as it lives.
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    stop_signal = 0;
+    struct sigaction action {};
+    action.sa_handler = [](int number) { stop_signal = number; };
+    ::sigaction(SIGINT, &action, &interrupt_);
+    ::sigaction(SIGTERM, &action, &terminate_);
+  }
+  ~StopOnSignal() {
+    ::sigaction(SIGINT, &interrupt_, nullptr);
+    ::sigaction(SIGTERM, &terminate_, nullptr);
+  }
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+
+ private:
+  struct sigaction interrupt_ {
+  }, terminate_{};
+};
+
+PayloadReport verify(const AuditOptions& options, const Evidence& evidence, std::ostream& err) {
+  const StopOnSignal guard;
+  PayloadOptions payload;
+  payload.directory = options.directory;
+  payload.manifest = options.manifest.value_or(options.directory / "payload-manifest.jsonl");
+  payload.threads = options.threads;
+  payload.quiet = options.quiet;
+  payload.progress_bar = options.progress_bar;
+  payload.stop = &stop_signal;
+  return verify_payload(evidence.local(), payload, err);
+}
+
 }  // namespace
 
 std::size_t AuditReport::count(Outcome outcome) const {
@@ -241,15 +281,25 @@ AuditReport audit(const AuditOptions& options) {
 }
 
 int run_audit(const AuditOptions& options, std::ostream& out, std::ostream& err) {
+  if (options.verify_payload && options.header_prefix)
+    throw UsageError("--verify-payload needs whole shards; it does not go with --header-prefix");
   const ReadConfig config = read(options);
   const Evidence evidence(gather(options, config.config, config.failure.empty()));
-  const AuditReport report = judge(options, evidence, config.failure);
+  AuditReport report = judge(options, evidence, config.failure);
   if (options.list_tensors) list_tensors(evidence, *options.list_tensors, out);
   // A listing or a JSON report on the output stream is for programs; people read the other stream then.
   const bool out_is_taken = options.list_tensors || (options.json && *options.json == "-");
-  (out_is_taken ? err : out) << text_report(report, options.quiet, options.colour);
+  std::ostream& people = out_is_taken ? err : out;
+  people << text_report(report, options.quiet, options.colour) << std::flush;
+  bool failed = report.count(Outcome::Fail) > 0;
+  if (options.verify_payload) {
+    report.payload = verify(options, evidence, err);
+    people << payload_text(*report.payload, options.quiet);
+    failed = failed || report.payload->failed();
+  }
   if (options.json) write_json(*options.json, json_report(report), out);
-  return static_cast<int>(report.count(Outcome::Fail) > 0 ? ExitCode::CheckFailed : ExitCode::Ok);
+  if (report.payload && report.payload->interrupted) return 128 + stop_signal;
+  return static_cast<int>(failed ? ExitCode::CheckFailed : ExitCode::Ok);
 }
 
 }  // namespace dsv41::audit

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "loader/audit/checks.h"
+#include "loader/audit/payload.h"
 
 namespace dsv41::audit {
 
@@ -27,9 +28,10 @@ struct AuditOptions {
   bool quiet = false;             // print only what is not a pass
   bool colour = false;
 
-  bool verify_payload = false;                    // also stream every payload byte
-  std::optional<std::filesystem::path> manifest;  // compare with this one when it exists, else write it
-  bool progress_bar = false;                      // redraw one line instead of printing lines
+  bool verify_payload = false;  // also stream every payload byte (payload.h)
+  /// Compared with when it exists, else written; default: DIR/payload-manifest.jsonl.
+  std::optional<std::filesystem::path> manifest;
+  bool progress_bar = false;  // redraw one line instead of printing lines
 
   unsigned threads = 0;  // 0: one per processor
   /// Rows of each Engram table as hashing derives them from a config (engram/hashing.h is above this folder).
@@ -58,6 +60,8 @@ struct AuditReport {
     std::uint64_t bytes = 0;
   } largest;
 
+  std::optional<PayloadReport> payload;
+
   std::size_t count(Outcome outcome) const;
 };
 
@@ -66,6 +70,7 @@ struct AuditReport {
 AuditReport audit(const AuditOptions& options);
 
 /// The whole of `--audit-only`: audit, report, listing, JSON, payload. Returns the exit code; throws Error.
+/// While payload is verified SIGINT and SIGTERM are held: progress is kept and 128 + signal returned.
 int run_audit(const AuditOptions& options, std::ostream& out, std::ostream& err);
 
 }  // namespace dsv41::audit

@@ -96,19 +96,38 @@ std::string json_report(const AuditReport& report) {
   for (const Check& check : report.checks)
     checks.push_back(
         {{"name", check.name}, {"status", outcome_name(check.outcome)}, {"detail", check.detail}});
-  const Json json = {{"checkpoint_dir", report.directory},
-                     {"mode", report.header_prefix ? "header-prefix" : "complete-shards"},
-                     {"shards", report.shards},
-                     {"complete", report.complete},
-                     {"tensors", report.tensors},
-                     {"bytes", report.bytes},
-                     {"index",
-                      {{"indexed", report.indexed},
-                       {"shipped_tensors", report.shipped_tensors},
-                       {"local_shards", report.local_shards},
-                       {"pending_shards", report.pending_shards}}},
-                     {"categories", categories},
-                     {"checks", checks}};
+  Json json = {{"checkpoint_dir", report.directory},
+               {"mode", report.header_prefix ? "header-prefix" : "complete-shards"},
+               {"shards", report.shards},
+               {"complete", report.complete},
+               {"tensors", report.tensors},
+               {"bytes", report.bytes},
+               {"index",
+                {{"indexed", report.indexed},
+                 {"shipped_tensors", report.shipped_tensors},
+                 {"local_shards", report.local_shards},
+                 {"pending_shards", report.pending_shards}}},
+               {"categories", categories},
+               {"checks", checks}};
+  if (report.payload) {
+    const PayloadReport& payload = *report.payload;
+    json["payload"] = {{"manifest", payload.manifest.string()},
+                       {"interrupted", payload.interrupted},
+                       {"tensors", payload.tensors},
+                       {"bytes", payload.bytes},
+                       {"read_bytes", payload.read_bytes},
+                       {"hole_bytes", payload.hole_bytes},
+                       {"resumed_bytes", payload.resumed_bytes},
+                       {"seconds", payload.seconds},
+                       {"compared", payload.compared},
+                       {"added", payload.added},
+                       {"not_here", payload.not_here},
+                       {"skipped_shards", payload.skipped},
+                       {"mismatches", payload.mismatches},
+                       {"nan_tensors", payload.nan_tensors},
+                       {"zero_scales", payload.zero_scales},
+                       {"zero_tensors", payload.zero_tensors}};
+  }
   // File names need not be UTF-8.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

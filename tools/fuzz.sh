@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Fuzzes every parser of untrusted input for a while each: tools/fuzz.sh [SECONDS] [TARGET …]; default 20 seconds, all.
+# Needs clang with libFuzzer (packages clang, libclang-rt-14-dev); says so and succeeds where that is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:-20}
+shift || true
+targets=("$@")
+((${#targets[@]})) || targets=(safetensors_header weight_index config tokenizer manifest placement)
+
+probe=$(mktemp -d)
+trap 'rm -rf "$probe"' EXIT
+echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' >"$probe/probe.cc"
+if ! clang++ -fsanitize=fuzzer,address "$probe/probe.cc" -o "$probe/probe" 2>"$probe/log"; then
+  echo "SKIPPED: fuzzing needs clang++ with libFuzzer (apt-get install clang libclang-rt-14-dev)" >&2
+  exit 0
+fi
+
+# Coverage for the whole loader; the corpora grow in the build folder, the seeds stay as they are.
+cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_COMPILER=clang++ \
+  -DDSV41_FUZZ=ON -DDSV41_SANITIZE=address,undefined,fuzzer-no-link >/dev/null
+cmake --build build/fuzz --target "${targets[@]/%/_fuzz}"
+for target in "${targets[@]}"; do
+  mkdir -p "build/fuzz/corpus/$target"
+  echo "== $target, $seconds s"
+  "build/fuzz/bin/${target}_fuzz" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 \
+    -print_final_stats=1 -artifact_prefix="build/fuzz/${target}-" \
+    "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" 2>&1 | tail -n 9
+done
