@@ -120,7 +120,7 @@ class Stream {
     if (options_.progress_bar) {
       constexpr std::uint64_t kCells = 30;
       const std::uint64_t filled = std::min(kCells, percent * kCells / 100);
-      bar = "[" + std::string(filled, '#') + std::string(kCells - filled, '.') + "] ";
+      bar = fmt::format("[{:#<{}}{:.<{}}] ", "", filled, "", kCells - filled);
     }
     return fmt::format("{}payload: {}{}% ({} of {}), {}/s, at most {} left{}",
                        options_.progress_bar ? "\r" : "", bar, percent, binary_size(passed),

@@ -19,11 +19,15 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 struct ConfigCase {
-  const char* name;
+  std::string name;
   const char* from;
   const char* to;
   std::vector<std::string> failed;
 };
+
+void PrintTo(const ConfigCase& test, std::ostream* out) {
+  *out << test.name;
+}
 
 class AuditOfChangedConfig : public ::testing::TestWithParam<ConfigCase> {};
 
@@ -34,7 +38,8 @@ TEST_P(AuditOfChangedConfig, FailsWhatItTouches) {
   write_tree(released_tree(), directory.path(), tree);
   AuditOptions options = options_for(directory.path());
   options.header_prefix = true;
-  options.config = directory.path() / "inference/config.json";
+  options.config = directory.path() / "changed.json";
+  fs::copy_file(fs::path(DSV41_TEST_DATA) / "release/inference_config.json", *options.config);
   replace_in_file(*options.config, GetParam().from, GetParam().to);
   const AuditReport report = audit(options);
   EXPECT_EQ(named(report, Outcome::Fail), GetParam().failed);
@@ -73,14 +78,18 @@ INSTANTIATE_TEST_SUITE_P(
                    "\"dspark_n_routed_experts\": 128",
                    "\"dspark_n_routed_experts\": 127",
                    {kShapes, "experts: every MTP layer has 127 routed experts"}}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& test) { return test.param.name; });
 
 struct MutationCase {
-  const char* name;
+  std::string name;
   const char* damage;
   std::vector<std::string> failed;
   const char* evidence;  // in the detail of the first failure
 };
+
+void PrintTo(const MutationCase& test, std::ostream* out) {
+  *out << test.damage;
+}
 
 class AuditOfDamagedTree : public ::testing::TestWithParam<MutationCase> {};
 
@@ -182,7 +191,7 @@ INSTANTIATE_TEST_SUITE_P(
                      "layers.5.ffn.experts.7.w2.weight"},
         MutationCase{"reshape_main_proj",
                      "reshape=mtp.0.main_proj.weight:5120x10240",
-                     {kScales32, kMainProj},
+                     {kPairs, kScales32, kMainProj},
                      "mtp.0.main_proj.weight"},
         MutationCase{"wrong_scale_shape",
                      "reshape=layers.5.attn.wq_a.scale:40x80",
@@ -248,7 +257,7 @@ INSTANTIATE_TEST_SUITE_P(
                      "promise=layers.5.extra.weight:8",
                      {kLayers, kIndex},
                      "layers.5.extra.weight: not a tensor of that layer"}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& test) { return test.param.name; });
 
 TEST(Audit, FailureIsNotDeferredByMissingShards) {
   const Directory directory;
