@@ -123,7 +123,7 @@ class RemoteExperts final : public Experts {
   std::vector<Peer> peers_;
   std::array<ExpertCall, kCallsInFlight> calls_;
   std::uint64_t begun_ = 0, finished_ = 0;
-  std::uint64_t last_keep_alive_ns_ = 0;
+  std::uint64_t last_keep_alive_ns_ = 0, waiting_since_ns_ = 0;
   std::uint64_t last_step_ = 0;
   std::uint32_t last_block_ = 0;
   std::string phase_ = "start";
@@ -261,6 +261,9 @@ void RemoteExperts::finish(std::span<BFloat16> outputs) {
   const std::size_t slot = finished_ % kCallsInFlight;
   if (outputs.size() != calls_[slot].routes.size() * limits_.dim)
     throw std::invalid_argument("experts call: outputs of the wrong size");
+  last_step_ = calls_[slot].step;
+  last_block_ = calls_[slot].block;
+  waiting_since_ns_ = monotonic_ns();
   backoff_.reset();
   for (;;) {
     bool pending = false, progress = false;
@@ -286,7 +289,8 @@ void RemoteExperts::finish(std::span<BFloat16> outputs) {
 
 void RemoteExperts::check_silence(const Peer& peer, const Flight& flight) const {
   if (!flight.sending && !flight.awaiting) return;
-  const std::uint64_t since = std::max(peer.last_heard_ns, flight.report.sent_at_ns);
+  // Replies do not progress while the host computes, so only the time it waits counts.
+  const std::uint64_t since = std::max(peer.last_heard_ns, waiting_since_ns_);
   if (monotonic_ns() - since > timeout_ns_)
     throw PeerError(fmt::format(
         "{} has been silent for {:.3g} s while it owes a reply ({}); raise --rank-timeout if it is only slow",

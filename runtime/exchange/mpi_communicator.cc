@@ -23,7 +23,7 @@ namespace dsv41 {
 namespace {
 
 constexpr std::size_t kHostNameBytes = 256;
-constexpr std::chrono::seconds kFinalizeTimeout{20};
+constexpr std::chrono::seconds kFinalizeTimeout{10};
 constexpr std::chrono::milliseconds kAbortDelay{300};
 
 std::string error_text(int code) {
