@@ -24,7 +24,7 @@ constexpr float kMaximumFloor = -1e30f;  // an empty row yields zeros, not NaN
 /// Dot products of `Heads` queries with four keys, all fp64 [dim]; scores[slot * stride + head] = RN32(dot *
 /// scale).
 template <std::size_t Heads>
-[[gnu::noinline]] void score_tile(const double* q, const double* keys, std::size_t dim, double scale,
+DSV41_OUT_OF_LINE void score_tile(const double* q, const double* keys, std::size_t dim, double scale,
                                   std::size_t stride, std::size_t slots, float* scores) {
   __m256d parts[Heads][kSlots][4];
   for (std::size_t p = 0; p < 4; ++p) {
@@ -66,7 +66,7 @@ inline __m256d exponentials(float* scores, std::size_t slots, std::size_t stride
 }
 
 /// sums [kHeads][dim] += probabilities [slots][kHeads] times the values of the slots, in ascending slots.
-[[gnu::noinline]] void add_values(const double* probabilities, const float* const* kv, std::size_t slots,
+DSV41_OUT_OF_LINE void add_values(const double* probabilities, const float* const* kv, std::size_t slots,
                                   std::size_t dim, double* sums) {
   for (std::size_t d = 0; d < dim; d += 8) {
     __m256d sum[kHeads][2];

@@ -149,7 +149,7 @@ inline void group_terms(const Group& x, const std::uint8_t* codes, const std::ui
 }
 
 /// The scaled block products of one weight row, fp32 [groups * kGroup].
-[[gnu::noinline]] void row_terms(const Group* x, std::size_t blocks, const std::uint8_t* codes,
+DSV41_OUT_OF_LINE void row_terms(const Group* x, std::size_t blocks, const std::uint8_t* codes,
                                  const std::uint8_t* scales, float* terms) {
   const std::size_t whole = blocks / kGroup, rest = blocks % kGroup;
   for (std::size_t g = 0; g < whole; ++g) {
@@ -218,7 +218,7 @@ void decode_octet(const Fp4Matrix& w, const std::size_t (&features)[kLanes], std
 /// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums
 /// between chunks.
 template <std::size_t Rows>
-[[gnu::noinline]] void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t groups,
+DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t groups,
                                        const Tile& tile, float* acc) {
   const __m256i ones = _mm256_set1_epi16(1), base = _mm256_set1_epi16(256);
   __m256 sum[Rows][2];

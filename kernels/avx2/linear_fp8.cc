@@ -190,7 +190,7 @@ bool repair(const Group& x, std::size_t inside, const std::uint8_t* codes, std::
 }
 
 /// The scaled block products of one weight row. False when a weight is NaN.
-[[gnu::noinline]] bool row_terms(const Limbs& x, const std::vector<std::uint32_t>& two_blocks,
+DSV41_OUT_OF_LINE bool row_terms(const Limbs& x, const std::vector<std::uint32_t>& two_blocks,
                                  const std::uint8_t* codes, const std::uint8_t* scales, float* terms,
                                  RowState& state) {
   const Group* const groups = x.row(0);
@@ -345,7 +345,7 @@ inline Wide add(const Wide& a, const Wide& b) {
 
 /// RN32 of the block's dot product in units of 2^-6 * 2^(shift-9), with the second limb and the remainders:
 /// below 2^53 in units of 2^-9, so that fp64 holds it.
-[[gnu::noinline]] __m256 repaired_dot(__m256i low, const Group& x, std::size_t inside, const Tile& tile,
+DSV41_OUT_OF_LINE __m256 repaired_dot(__m256i low, const Group& x, std::size_t inside, const Tile& tile,
                                       std::size_t b, std::size_t o) {
   const std::int16_t* const limb[2] = {x.limbs[inside][0], x.limbs[inside][1]};
   __m256i rest[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -364,9 +364,25 @@ inline Wide add(const Wide& a, const Wide& b) {
                               1);
 }
 
+/// The same for a block of one limb, in 32 bits where the sum in units of 2^-9 fits them: nearly always.
+inline __m256 with_remainders(__m256i low, const Group& x, std::size_t inside, const Tile& tile,
+                              std::size_t b, std::size_t o) {
+  const __m256i bound = _mm256_set1_epi32((1 << 28) - (1 << 20));  // remainders add less than 2^23
+  const __m256i large = _mm256_cmpgt_epi32(_mm256_abs_epi32(low), bound);
+  if (_mm256_testz_si256(large, large) == 0) [[unlikely]]
+    return repaired_dot(low, x, inside, tile, b, o);
+  __m256i total = _mm256_slli_epi32(low, 3);
+  for (std::size_t i = tile.remainder_begin[b * kOctets + o]; i < tile.remainder_begin[b * kOctets + o + 1];
+       ++i)
+    total = _mm256_add_epi32(
+        total, _mm256_madd_epi16(tile.remainders[i].values,
+                                 broadcast_dword(x.limbs[inside][0] + 2 * tile.remainders[i].step)));
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(total), _mm256_set1_ps(0.125f));
+}
+
 /// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums.
 template <std::size_t Rows>
-[[gnu::noinline]] void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t first,
+DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t first,
                                        std::size_t count, const Tile& tile, float* acc) {
   const auto row = [&](const auto* of_first, std::size_t m) {
     return reinterpret_cast<decltype(of_first)>(reinterpret_cast<const char*>(of_first) + m * row_stride);
@@ -396,8 +412,10 @@ template <std::size_t Rows>
       for (std::size_t o = 0; o < kOctets; ++o) {
         const std::size_t* const begin = tile.remainder_begin + b * kOctets + o;
         __m256 d = _mm256_cvtepi32_ps(sum[m][o]);
-        if (two || begin[0] != begin[1]) [[unlikely]]
+        if (two)
           d = repaired_dot(sum[m][o], *row(group, m), inside, tile, b, o);
+        else if (begin[0] != begin[1])
+          d = with_remainders(sum[m][o], *row(group, m), inside, tile, b, o);
         const __m256 s = _mm256_mul_ps(scale, _mm256_load_ps(tile.scales[b][o]));
         float* const lanes = acc + m * kTile + o * kLanes;
         _mm256_storeu_ps(lanes,

@@ -4,3 +4,4 @@
 #else
 #pragma GCC pop_options
 #endif
+#undef DSV41_OUT_OF_LINE

@@ -47,14 +47,29 @@ inline void widen16(const std::uint8_t* w, __m256d (&parts)[4]) {
   for (std::size_t p = 0; p < 4; ++p) parts[p] = scaled_codes(w + 4 * p);
 }
 
-/// Dot products of one activation row (fp64, zero beyond k) with `Features` weight rows.
+/// Watches the E4M3 codes that pass by for NaN.
+struct NanWatch {
+  __m128i largest = {};
+  void see(const std::uint8_t* codes) {
+    const __m128i signs = _mm_set1_epi8(-128);
+    largest =
+        _mm_max_epu8(largest, _mm_or_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)), signs));
+  }
+  void see(const BFloat16*) {}
+  bool found() const { return _mm_movemask_epi8(_mm_cmpeq_epi8(largest, _mm_set1_epi8(-1))) != 0; }
+};
+
+/// Dot products of one activation row (fp64, zero beyond k) with `Features` weight rows. False when an FP8
+/// weight is NaN.
 template <std::size_t Features, class Weight>
-inline void dots(const double* x, const Weight* const (&w)[Features], std::size_t k, double* out) {
+inline bool dots(const double* x, const Weight* const (&w)[Features], std::size_t k, double* out) {
   Lanes sums[Features];
+  NanWatch watch;
   std::size_t i = 0;
   for (; i + kWidth <= k; i += kWidth) {
     for (std::size_t f = 0; f < Features; ++f) {
       _mm_prefetch(reinterpret_cast<const char*>(w[f] + i) + kPrefetch, _MM_HINT_T0);
+      watch.see(w[f] + i);
       __m256d parts[4];
       widen16(w[f] + i, parts);
       for (std::size_t p = 0; p < 4; ++p)
@@ -65,6 +80,7 @@ inline void dots(const double* x, const Weight* const (&w)[Features], std::size_
     for (std::size_t f = 0; f < Features; ++f) {
       Weight last[kWidth] = {};
       std::copy(w[f] + i, w[f] + k, last);
+      watch.see(last);
       __m256d parts[4];
       widen16(last, parts);
       for (std::size_t p = 0; p < 4; ++p)
@@ -72,41 +88,57 @@ inline void dots(const double* x, const Weight* const (&w)[Features], std::size_
     }
   }
   for (std::size_t f = 0; f < Features; ++f) out[f] = fold(sums[f]);
-}
-
-/// `Rows` activation rows times `Features` decoded weight rows, [.., padded] fp64 both, a quarter of the
-/// lanes at a time; out [Rows][Features].
-template <std::size_t Rows, std::size_t Features>
-[[gnu::noinline]] void tile_dots(const double* x, const double* w, std::size_t padded, double* out) {
-  Lanes sums[Rows][Features];
-  for (std::size_t p = 0; p < 4; ++p) {
-    __m256d sum[Rows][Features];
-    for (auto& row : sum)
-      for (__m256d& value : row) value = _mm256_setzero_pd();
-    for (std::size_t i = 4 * p; i < padded; i += kWidth) {
-      __m256d weights[Features];
-      for (std::size_t f = 0; f < Features; ++f) weights[f] = _mm256_loadu_pd(w + f * padded + i);
-      for (std::size_t m = 0; m < Rows; ++m) {
-        const __m256d value = _mm256_loadu_pd(x + m * padded + i);
-        for (std::size_t f = 0; f < Features; ++f) sum[m][f] = _mm256_fmadd_pd(value, weights[f], sum[m][f]);
-      }
-    }
-    for (std::size_t m = 0; m < Rows; ++m)
-      for (std::size_t f = 0; f < Features; ++f) sums[m][f].part[p] = sum[m][f];
-  }
-  for (std::size_t m = 0; m < Rows; ++m)
-    for (std::size_t f = 0; f < Features; ++f) out[m * Features + f] = fold(sums[m][f]);
+  return !watch.found();
 }
 
 constexpr std::size_t kFeatures = 4, kRows = 3;  // 12 sums and 5 operands: what the registers hold
-constexpr std::size_t kRowBlock = 24;            // rows whose fp64 values stay near while the weights pass by
+constexpr std::size_t kRowBlock = 6;             // rows whose fp64 values stay in the second-level cache
+constexpr std::size_t kDepth = 512;  // part of K for which four decoded weight rows stay in the first
 
-struct Scratch {
-  std::vector<double> x, w;
-};
-Scratch& scratch() {
-  static thread_local Scratch buffers;
-  return buffers;
+/// Adds `Rows` activation rows (stride apart) times four decoded weight rows [kFeatures][kDepth], fp64 both,
+/// to the lanes [Rows][kFeatures]; a quarter of the lanes at a time.
+template <std::size_t Rows>
+DSV41_OUT_OF_LINE void add_tile(const double* x, std::size_t stride, const double* w, std::size_t depth,
+                                Lanes* lanes) {
+  for (std::size_t p = 0; p < 4; ++p) {
+    __m256d sum[Rows][kFeatures];
+    for (std::size_t m = 0; m < Rows; ++m)
+      for (std::size_t f = 0; f < kFeatures; ++f) sum[m][f] = lanes[m * kFeatures + f].part[p];
+    for (std::size_t i = 4 * p; i < depth; i += kWidth) {
+      __m256d weights[kFeatures];
+      for (std::size_t f = 0; f < kFeatures; ++f) weights[f] = _mm256_loadu_pd(w + f * kDepth + i);
+      for (std::size_t m = 0; m < Rows; ++m) {
+        const __m256d value = _mm256_loadu_pd(x + m * stride + i);
+        for (std::size_t f = 0; f < kFeatures; ++f) sum[m][f] = _mm256_fmadd_pd(value, weights[f], sum[m][f]);
+      }
+    }
+    for (std::size_t m = 0; m < Rows; ++m)
+      for (std::size_t f = 0; f < kFeatures; ++f) lanes[m * kFeatures + f].part[p] = sum[m][f];
+  }
+}
+
+/// Sums of `rows` <= kRowBlock activation rows with four features, out [rows][kFeatures]. decode(feature,
+/// first, count, to) writes `count` fp64 weights, and zeros up to a multiple of sixteen.
+template <class Decode>
+void tile_sums(const double* x, std::size_t rows, std::size_t k, std::size_t padded, const Decode& decode,
+               double* out) {
+  Lanes lanes[kRowBlock * kFeatures];
+  alignas(32) double weights[kFeatures * kDepth];
+  for (std::size_t first = 0; first < k; first += kDepth) {
+    const std::size_t count = std::min(kDepth, k - first), depth = ceil_div(count, kWidth) * kWidth;
+    for (std::size_t f = 0; f < kFeatures; ++f) decode(f, first, count, weights + f * kDepth);
+    std::size_t m = 0;
+    for (; m + kRows <= rows; m += kRows)
+      add_tile<kRows>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
+    if (m + 2 == rows) add_tile<2>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
+    if (m + 1 == rows) add_tile<1>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
+  }
+  for (std::size_t i = 0; i < rows * kFeatures; ++i) out[i] = fold(lanes[i]);
+}
+
+std::vector<double>& wide_activations() {
+  static thread_local std::vector<double> buffer;
+  return buffer;
 }
 
 /// emit(row, feature, fp64 sum) for every row and feature of the range.
@@ -114,44 +146,33 @@ template <class Emit>
 void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Bf16Matrix& w,
                    Range range, const Emit& emit) {
   const std::size_t k = w.k, padded = ceil_div(k, kWidth) * kWidth;
-  auto& [wide_x, wide_w] = scratch();
-  const std::size_t block_rows = std::min(rows, kRowBlock);
-  if (wide_x.size() < block_rows * padded) wide_x.resize(block_rows * padded);
-  if (wide_w.size() < kFeatures * padded) wide_w.resize(kFeatures * padded);
+  std::vector<double>& wide = wide_activations();
+  if (wide.size() < kRowBlock * padded) wide.resize(kRowBlock * padded);
+  double sums[kRowBlock * kFeatures];
   for (std::size_t first = 0; first < rows; first += kRowBlock) {
     const std::size_t count = std::min(kRowBlock, rows - first);
     for (std::size_t m = 0; m < count; ++m)
-      widen_row(x + (first + m) * x_stride, k, padded, wide_x.data() + m * padded);
+      widen_row(x + (first + m) * x_stride, k, padded, wide.data() + m * padded);
     std::size_t n = range.begin;
-    double sums[kRows * kFeatures];
     if (count == 1) {
-      for (; n + 2 <= range.end; n += 2) {
-        const BFloat16* const features[2] = {w.values + n * k, w.values + (n + 1) * k};
-        dots(wide_x.data(), features, k, sums);
-        emit(first, n, sums[0]), emit(first, n + 1, sums[1]);
-      }
-      for (; n < range.end; ++n) {
-        const BFloat16* const features[1] = {w.values + n * k};
-        dots(wide_x.data(), features, k, sums);
+      for (; n < range.end; n += 2) {
+        const std::size_t second = std::min(n + 1, range.end - 1);
+        const BFloat16* const features[2] = {w.values + n * k, w.values + second * k};
+        dots(wide.data(), features, k, sums);
         emit(first, n, sums[0]);
+        if (second != n) emit(first, second, sums[1]);
       }
       continue;
     }
     for (; n < range.end; n += kFeatures) {
-      const std::size_t features = std::min(kFeatures, range.end - n);
-      for (std::size_t f = 0; f < kFeatures; ++f)
-        widen_row(w.values + (n + std::min(f, features - 1)) * k, k, padded, wide_w.data() + f * padded);
-      std::size_t m = 0;
-      const auto emit_rows = [&](std::size_t tile_rows) {
-        for (std::size_t r = 0; r < tile_rows; ++r)
-          for (std::size_t f = 0; f < features; ++f) emit(first + m + r, n + f, sums[r * kFeatures + f]);
-        m += tile_rows;
+      const auto decode = [&](std::size_t f, std::size_t from, std::size_t length, double* to) {
+        const BFloat16* const weights = w.values + std::min(n + f, range.end - 1) * k + from;
+        widen_row(weights, length, ceil_div(length, kWidth) * kWidth, to);
       };
-      while (m + kRows <= count)
-        tile_dots<kRows, kFeatures>(wide_x.data() + m * padded, wide_w.data(), padded, sums),
-            emit_rows(kRows);
-      while (m < count)
-        tile_dots<1, kFeatures>(wide_x.data() + m * padded, wide_w.data(), padded, sums), emit_rows(1);
+      tile_sums(wide.data(), count, k, padded, decode, sums);
+      for (std::size_t m = 0; m < count; ++m)
+        for (std::size_t f = 0; f < std::min(kFeatures, range.end - n); ++f)
+          emit(first + m, n + f, sums[m * kFeatures + f]);
     }
   }
 }
@@ -162,12 +183,9 @@ constexpr double kActivationFactor = 0x1p516, kSumFactor = 0x1p500;
 /// Scales with which bf16(code * scale) rounds nothing.
 constexpr std::uint8_t kSmallestScale = 17, kLargestScale = 246;
 
-bool plain_weights(const Fp8Matrix& w, Range features) {
-  const std::size_t blocks = w.k / kBlock;
-  const std::uint8_t* const scales = w.scales + features.begin / kBlock * blocks;
-  for (std::size_t b = 0; b < blocks; ++b)
-    if (scales[b] < kSmallestScale || scales[b] > kLargestScale) return false;
-  return !holds_e4m3_nan(w.codes + features.begin * w.k, features.size() * w.k);
+bool usual_scales(const std::uint8_t* scales, std::size_t count) {
+  return std::all_of(scales, scales + count,
+                     [](std::uint8_t code) { return code >= kSmallestScale && code <= kLargestScale; });
 }
 
 }  // namespace
@@ -188,67 +206,59 @@ void linear_wide(const BFloat16* x, std::size_t rows, const Bf16Matrix& w, Range
 void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Fp8Matrix& w,
                             Range range, BFloat16* out, std::size_t out_stride) {
   const std::size_t k = w.k, blocks = k / kBlock;
-  auto& [wide_x, wide_w] = scratch();
-  const std::size_t block_rows = std::min(rows, kRowBlock);
-  if (wide_x.size() < (block_rows + 1) * k) wide_x.resize((block_rows + 1) * k);
-  if (wide_w.size() < kFeatures * k) wide_w.resize(kFeatures * k);
-  double* const scaled = wide_x.data() + block_rows * k;
+  std::vector<double>& wide = wide_activations();
+  if (wide.size() < (kRowBlock + 1) * k) wide.resize((kRowBlock + 1) * k);
+  double* const scaled = wide.data() + kRowBlock * k;
+  double sums[kRowBlock * kFeatures];
   for (std::size_t first = 0; first < rows; first += kRowBlock) {
     const std::size_t count = std::min(kRowBlock, rows - first);
-    for (std::size_t m = 0; m < count; ++m)
-      widen_row(x + (first + m) * x_stride, k, k, wide_x.data() + m * k);
+    for (std::size_t m = 0; m < count; ++m) widen_row(x + (first + m) * x_stride, k, k, wide.data() + m * k);
+    const auto put = [&](std::size_t row, std::size_t n, double sum) {
+      out[(first + row) * out_stride + n - range.begin] = to_bfloat16(sum * kSumFactor);
+    };
+    const auto plainly = [&](std::size_t begin, std::size_t end) {
+      plain_ops().linear_fp8_unquantized(x + first * x_stride, count, x_stride, w, {begin, end},
+                                         out + first * out_stride + begin - range.begin, out_stride);
+    };
     for (std::size_t begin = range.begin, end; begin < range.end; begin = end) {
       end = std::min(range.end, (begin / kBlock + 1) * kBlock);  // features that share their scales
-      const auto put = [&](std::size_t row, std::size_t n, double sum) {
-        out[(first + row) * out_stride + n - range.begin] = to_bfloat16(sum * kSumFactor);
-      };
-      if (!plain_weights(w, {begin, end})) {
-        plain_ops().linear_fp8_unquantized(x + first * x_stride, count, x_stride, w, {begin, end},
-                                           out + first * out_stride + begin - range.begin, out_stride);
-        continue;
-      }
       const std::uint8_t* const scales = w.scales + begin / kBlock * blocks;
-      double sums[kRows * kFeatures];
-      std::size_t n = begin;
-      if (count == 1) {
-        for (std::size_t b = 0; b < blocks; ++b) {
-          const __m256d factor =
-              _mm256_set1_pd(static_cast<double>(decode_e8m0(scales[b])) * kActivationFactor);
-          for (std::size_t i = b * kBlock; i < (b + 1) * kBlock; i += 4)
-            _mm256_storeu_pd(scaled + i, _mm256_mul_pd(_mm256_loadu_pd(wide_x.data() + i), factor));
-        }
-        for (; n + 2 <= end; n += 2) {
-          const std::uint8_t* const features[2] = {w.codes + n * k, w.codes + (n + 1) * k};
-          dots(scaled, features, k, sums);
-          put(0, n, sums[0]), put(0, n + 1, sums[1]);
-        }
-        for (; n < end; ++n) {
-          const std::uint8_t* const features[1] = {w.codes + n * k};
-          dots(scaled, features, k, sums);
-          put(0, n, sums[0]);
-        }
+      if (!usual_scales(scales, blocks)) {
+        plainly(begin, end);
         continue;
       }
-      for (; n < end; n += kFeatures) {
-        const std::size_t features = std::min(kFeatures, end - n);
-        for (std::size_t f = 0; f < kFeatures; ++f) {
-          const std::uint8_t* const codes = w.codes + (n + std::min(f, features - 1)) * k;
-          for (std::size_t b = 0; b < blocks; ++b) {
-            const __m256d factor =
-                _mm256_set1_pd(static_cast<double>(decode_e8m0(scales[b])) * kActivationFactor);
-            for (std::size_t i = b * kBlock; i < (b + 1) * kBlock; i += 4)
-              _mm256_storeu_pd(wide_w.data() + f * k + i, _mm256_mul_pd(scaled_codes(codes + i), factor));
+      const auto factor = [&](std::size_t k_index) {
+        return _mm256_set1_pd(static_cast<double>(decode_e8m0(scales[k_index / kBlock])) * kActivationFactor);
+      };
+      if (count == 1) {
+        for (std::size_t i = 0; i < k; i += 4)
+          _mm256_storeu_pd(scaled + i, _mm256_mul_pd(_mm256_loadu_pd(wide.data() + i), factor(i)));
+        for (std::size_t n = begin; n < end; n += 2) {
+          const std::size_t second = std::min(n + 1, end - 1);
+          const std::uint8_t* const features[2] = {w.codes + n * k, w.codes + second * k};
+          if (dots(scaled, features, k, sums)) {
+            put(0, n, sums[0]);
+            put(0, second, sums[second - n]);
+          } else {
+            plainly(n, second + 1);
           }
         }
-        std::size_t m = 0;
-        const auto put_rows = [&](std::size_t tile_rows) {
-          for (std::size_t r = 0; r < tile_rows; ++r)
-            for (std::size_t f = 0; f < features; ++f) put(m + r, n + f, sums[r * kFeatures + f]);
-          m += tile_rows;
+        continue;
+      }
+      for (std::size_t n = begin; n < end; n += kFeatures) {
+        const std::size_t features = std::min(kFeatures, end - n);
+        if (holds_e4m3_nan(w.codes + n * k, features * k)) {
+          plainly(n, n + features);
+          continue;
+        }
+        const auto decode = [&](std::size_t f, std::size_t from, std::size_t length, double* to) {
+          const std::uint8_t* const codes = w.codes + (n + std::min(f, features - 1)) * k + from;
+          for (std::size_t i = 0; i < length; i += 4)
+            _mm256_storeu_pd(to + i, _mm256_mul_pd(scaled_codes(codes + i), factor(from + i)));
         };
-        while (m + kRows <= count)
-          tile_dots<kRows, kFeatures>(wide_x.data() + m * k, wide_w.data(), k, sums), put_rows(kRows);
-        while (m < count) tile_dots<1, kFeatures>(wide_x.data() + m * k, wide_w.data(), k, sums), put_rows(1);
+        tile_sums(wide.data(), count, k, k, decode, sums);
+        for (std::size_t m = 0; m < count; ++m)
+          for (std::size_t f = 0; f < features; ++f) put(m, n + f, sums[m * kFeatures + f]);
       }
     }
   }

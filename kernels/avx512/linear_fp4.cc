@@ -127,7 +127,7 @@ inline void group_terms(const Group& x, const __m512i (&codes)[4], __m128i scale
 }
 
 /// The scaled block products of one weight row, fp32 [groups * kGroup].
-[[gnu::noinline]] void row_terms(const Group* x, std::size_t blocks, const std::uint8_t* codes,
+DSV41_OUT_OF_LINE void row_terms(const Group* x, std::size_t blocks, const std::uint8_t* codes,
                                  const std::uint8_t* scales, float* terms) {
   const std::size_t whole = blocks / kGroup, rest = blocks % kGroup;
   __m512i group_codes[4];
@@ -199,7 +199,7 @@ void decode_vector(const Fp4Matrix& w, const std::size_t (&features)[kLanes], st
 
 /// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums.
 template <std::size_t Rows>
-[[gnu::noinline]] void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t count,
+DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t count,
                                        const Tile& tile, float* acc) {
   const auto row = [&](const auto* of_first, std::size_t m) {
     return reinterpret_cast<decltype(of_first)>(reinterpret_cast<const char*>(of_first) + m * row_stride);

@@ -192,7 +192,7 @@ bool repair(const Group& x, std::size_t inside, const std::uint8_t* codes, std::
 }
 
 /// The scaled block products of one weight row. False when a weight is NaN.
-[[gnu::noinline]] bool row_terms(const Limbs& x, const std::vector<std::uint32_t>& two_blocks,
+DSV41_OUT_OF_LINE bool row_terms(const Limbs& x, const std::vector<std::uint32_t>& two_blocks,
                                  const std::uint8_t* codes, const std::uint8_t* scales, float* terms,
                                  RowState& state) {
   const Group* const groups = x.row(0);
@@ -347,7 +347,7 @@ inline Wide add(const Wide& a, const Wide& b) {
 
 /// RN32 of the block's dot product in units of 2^-6 * 2^(shift-9), with the second limb and the remainders:
 /// below 2^53 in units of 2^-9, so that fp64 holds it.
-[[gnu::noinline]] __m512 repaired_dot(__m512i low, const Group& x, std::size_t inside, const Tile& tile,
+DSV41_OUT_OF_LINE __m512 repaired_dot(__m512i low, const Group& x, std::size_t inside, const Tile& tile,
                                       std::size_t b, std::size_t v) {
   const std::int16_t* const limb[2] = {x.limb(inside, 0), x.limb(inside, 1)};
   __m512i rest[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
@@ -371,9 +371,25 @@ inline Wide add(const Wide& a, const Wide& b) {
   return _mm512_castpd_ps(_mm512_insertf64x4(halves, _mm256_castps_pd(_mm512_cvtpd_ps(total.high)), 1));
 }
 
+/// The same for a block of one limb, in 32 bits where the sum in units of 2^-9 fits them: nearly always.
+inline __m512 with_remainders(__m512i low, const Group& x, std::size_t inside, const Tile& tile,
+                              std::size_t b, std::size_t v) {
+  const __m512i bound = _mm512_set1_epi32((1 << 28) - (1 << 20));  // remainders add less than 2^23
+  if (_mm512_cmpgt_epi32_mask(_mm512_abs_epi32(low), bound) != 0) [[unlikely]]
+    return repaired_dot(low, x, inside, tile, b, v);
+  __m512i total = _mm512_slli_epi32(low, 3);
+  for (std::size_t i = tile.remainder_begin[b * kVectors + v]; i < tile.remainder_begin[b * kVectors + v + 1];
+       ++i) {
+    const Remainder& remainder = tile.remainders[i];
+    total = _mm512_dpwssd_epi32(total, load(remainder.values),
+                                broadcast_dword(x.limb(inside, 0) + step_offset(remainder.step)));
+  }
+  return _mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_set1_ps(0.125f));
+}
+
 /// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums.
 template <std::size_t Rows>
-[[gnu::noinline]] void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t first,
+DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t first,
                                        std::size_t count, const Tile& tile, float* acc) {
   const auto row = [&](const auto* of_first, std::size_t m) {
     return reinterpret_cast<decltype(of_first)>(reinterpret_cast<const char*>(of_first) + m * row_stride);
@@ -402,8 +418,10 @@ template <std::size_t Rows>
       for (std::size_t v = 0; v < kVectors; ++v) {
         const std::size_t* const begin = tile.remainder_begin + b * kVectors + v;
         __m512 d = _mm512_cvtepi32_ps(sum[m][v]);
-        if (two || begin[0] != begin[1]) [[unlikely]]
+        if (two)
           d = repaired_dot(sum[m][v], *row(group, m), inside, tile, b, v);
+        else if (begin[0] != begin[1])
+          d = with_remainders(sum[m][v], *row(group, m), inside, tile, b, v);
         const __m512 s = _mm512_mul_ps(scale, _mm512_loadu_ps(tile.scales[b][v]));
         float* const lanes = acc + m * kTile + v * kLanes;
         _mm512_storeu_ps(lanes,

@@ -7,3 +7,4 @@
 #pragma GCC diagnostic pop
 #endif
 #endif
+#undef DSV41_OUT_OF_LINE

@@ -246,6 +246,12 @@ std::uint64_t mask8(I512 a, I512 b, F f) {
   for (std::size_t i = 0; i < 64; ++i) mask |= std::uint64_t{f(x[i], y[i])} << i;
   return mask;
 }
+inline unsigned mask_greater(I512 a, I512 b) {
+  const auto x = lanes<i32>(a), y = lanes<i32>(b);
+  unsigned mask = 0;
+  for (std::size_t i = 0; i < 16; ++i) mask |= static_cast<unsigned>(x[i] > y[i]) << i;
+  return mask;
+}
 inline F512 to_float(I512 a) {
   const auto x = lanes<i32>(a);
   std::array<float, 16> out;
@@ -339,6 +345,7 @@ inline D512 mul_pd(D512 a, D512 b) {
 #define _mm512_maskz_mov_epi32 ::dsv41::emulated::maskz
 #define _mm512_cmpeq_epi8_mask(a, b) ::dsv41::emulated::mask8(a, b, [](auto x, auto y) { return x == y; })
 #define _mm512_cmple_epu8_mask(a, b) ::dsv41::emulated::mask8(a, b, [](auto x, auto y) { return x <= y; })
+#define _mm512_cmpgt_epi32_mask ::dsv41::emulated::mask_greater
 #define _mm512_castsi512_ps ::dsv41::emulated::reinterpret<__m512, __m512i>
 #define _mm512_castpd_ps ::dsv41::emulated::reinterpret<__m512, __m512d>
 #define _mm512_castpd256_pd512 ::dsv41::emulated::reinterpret<__m512d, ::dsv41::emulated::D256>
