@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <memory>
 #include <new>
 #include <optional>
@@ -190,6 +191,9 @@ int main_of_rank(int argc, char** argv) {
       if (host) fmt::print("{}", command.action == Action::Help ? help_text() : version_text());
       return static_cast<int>(ExitCode::Ok);
     }
+    // The audit is one rank's work; the others only wait for it.
+    if (command.options.audit_only)
+      return host ? audit::run_audit(command.options.audit, std::cout, std::cerr) : 0;
     return static_cast<int>(run(command.options, *communicator));
   } catch (...) {
     const auto [code, message] = describe_failure(std::current_exception());

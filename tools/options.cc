@@ -1,7 +1,9 @@
 #include "tools/options.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <boost/program_options.hpp>
 #include <charconv>
 #include <cmath>
@@ -9,7 +11,9 @@
 #include <limits>
 #include <sstream>
 
+#include "engram/hashing.h"
 #include "loader/error.h"
+#include "runtime/exchange/communicator.h"
 
 namespace dsv41 {
 namespace {
@@ -55,9 +59,11 @@ std::vector<std::uint32_t> id_list(const std::string& text) {
   return ids;
 }
 
-po::options_description descriptions() {
+/// --json takes a file with --audit-only, and nothing without.
+po::options_description descriptions(bool audit) {
   po::options_description model("Model"), prompt("Prompt (exactly one, unless --dry-run)"),
       generation("Generation"), batch("Many prompts"), machine("Machine"), output("Output"),
+      checks("Audit (--audit-only)"),
       all("dsv41-mpi: DeepSeek-V4.1-Flash on one host rank and any number of expert ranks\n\n"
           "  mpirun -np N+1 dsv41-mpi --model DIR --prompt TEXT\n");
   const auto text = [] { return po::value<std::string>(); };
@@ -96,10 +102,67 @@ po::options_description descriptions() {
   output.add_options()("dump-logits", text()->value_name("F.h5"),
                        "write /ids and /logits of every processed position")(
       "dry-run", "open and check everything, print what each rank would hold, stop")(
-      "json", "one JSON object on standard output instead of the text")("quiet", "no messages but errors")(
+      "colour", text()->value_name("auto|always|never"), "of the audit's report (auto)")(
+      "quiet", "no messages but errors; of an audit: only what is not a pass")(
       "version", "print the version")("help,h", "print this text");
-  all.add(model).add(prompt).add(generation).add(batch).add(machine).add(output);
+  if (audit)
+    output.add_options()("json", text()->value_name("OUT"),
+                         "also write the audit's report as JSON ('-': instead)");
+  else
+    output.add_options()("json", "one JSON object on standard output instead of the text");
+  checks.add_options()("audit-only",
+                       "check what the headers of DIR say, without loading anything; needs no mpirun")(
+      "header-prefix", "files may end after their header and have any name")(
+      "config", text()->value_name("FILE"), "audit against this config instead of the directory's")(
+      "index", text()->value_name("FILE"), "use this index instead of the directory's")(
+      "list-tensors", text()->value_name("GLOB"), "list matching tensors instead of the report")(
+      "expect-fp8-block", po::value<std::vector<std::string>>()->multitoken()->value_name("R C"),
+      "block that every FP8 scale must describe")("require-complete",
+                                                  "what cannot be decided counts as failed")(
+      "verify-payload", "also read every payload byte, and write or compare a manifest")(
+      "manifest", text()->value_name("FILE"), "of --verify-payload (DIR/payload-manifest.jsonl)");
+  all.add(model).add(prompt).add(generation).add(batch).add(machine).add(output).add(checks);
   return all;
+}
+
+audit::AuditOptions read_audit(const po::variables_map& flags, const Options& options) {
+  const auto given = [&](const char* flag) { return flags.count(flag) > 0; };
+  const auto path = [&](const char* flag) -> std::optional<std::filesystem::path> {
+    if (!given(flag)) return std::nullopt;
+    return std::filesystem::path(flags[flag].as<std::string>());
+  };
+  audit::AuditOptions audit;
+  audit.directory = options.model;
+  audit.header_prefix = given("header-prefix");
+  audit.config = path("config");
+  audit.index = path("index");
+  audit.json = path("json");
+  audit.manifest = path("manifest");
+  if (given("list-tensors")) audit.list_tensors = flags["list-tensors"].as<std::string>();
+  if (given("expect-fp8-block")) {
+    const auto sizes = flags["expect-fp8-block"].as<std::vector<std::string>>();
+    if (sizes.size() != 2) throw UsageError("--expect-fp8-block takes two numbers, rows and columns");
+    audit.expect_fp8_block =
+        audit::BlockSize{number<std::uint64_t>(sizes[0], "expect-fp8-block", 1, 1u << 20),
+                         number<std::uint64_t>(sizes[1], "expect-fp8-block", 1, 1u << 20)};
+  }
+  audit.require_complete = given("require-complete");
+  audit.verify_payload = given("verify-payload");
+  audit.quiet = options.quiet;
+  audit.threads = static_cast<unsigned>(options.threads);
+  // Under a launcher every standard output is a terminal of the launcher's making.
+  const bool launched = started_by_launcher();
+  audit.progress_bar = !launched && isatty(STDERR_FILENO) == 1;
+  const std::string colour = given("colour") ? flags["colour"].as<std::string>() : "auto";
+  if (colour != "auto" && colour != "always" && colour != "never")
+    throw UsageError(fmt::format("--colour takes auto, always or never, not '{}'", colour));
+  audit.colour = colour == "always" || (colour == "auto" && !launched && isatty(STDOUT_FILENO) == 1);
+  audit.derive_engram_rows = [](const ModelConfig& config) {
+    std::vector<std::uint64_t> rows;
+    for (const HashLayer& layer : derive_hash_layout(config)) rows.push_back(layer.rows);
+    return rows;
+  };
+  return audit;
 }
 
 Options read_options(const po::variables_map& flags) {
@@ -146,9 +209,17 @@ Options read_options(const po::variables_map& flags) {
   options.no_prefix_sharing = given("no-prefix-sharing");
   options.ignore_eos = given("ignore-eos");
   options.dry_run = given("dry-run");
-  options.json = given("json");
+  options.audit_only = given("audit-only");
+  options.json = given("json") && !options.audit_only;
   options.quiet = given("quiet");
 
+  if (options.audit_only) {
+    options.audit = read_audit(flags, options);
+    return options;
+  }
+  for (const char* flag : {"header-prefix", "config", "index", "list-tensors", "expect-fp8-block",
+                           "require-complete", "verify-payload", "manifest"})
+    if (given(flag)) throw UsageError(fmt::format("--{} belongs to --audit-only", flag));
   const int prompts =
       int{given("prompt")} + int{given("prompt-file")} + int{given("prompt-ids")} + int{given("requests")};
   if (prompts > 1)
@@ -168,9 +239,11 @@ Options read_options(const po::variables_map& flags) {
 
 CommandLine parse_command_line(int argc, const char* const* argv) {
   po::variables_map flags;
+  const bool audit = std::any_of(argv, argv + argc,
+                                 [](const char* word) { return std::string_view(word) == "--audit-only"; });
   try {
     po::store(po::command_line_parser(argc, argv)
-                  .options(descriptions())
+                  .options(descriptions(audit))
                   .positional({})
                   .style(po::command_line_style::default_style & ~po::command_line_style::allow_guessing)
                   .run(),
@@ -185,7 +258,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
 
 std::string help_text() {
   std::ostringstream text;
-  text << descriptions();
+  text << descriptions(false);
   return text.str();
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "loader/audit/audit.h"
 #include "runtime/speculation.h"
 
 namespace dsv41 {
@@ -46,6 +47,9 @@ struct Options {
 
   std::optional<std::filesystem::path> dump_logits;
   bool dry_run = false, json = false, quiet = false;
+
+  bool audit_only = false;
+  audit::AuditOptions audit;  // with audit_only
 };
 
 /// What argv asks for besides a run.
@@ -58,6 +62,7 @@ struct CommandLine {
 
 /// Throws UsageError with one line that names the flag and the value.
 CommandLine parse_command_line(int argc, const char* const* argv);
+/// The audit's options are in it, too.
 std::string help_text();
 std::string version_text();
 
