@@ -215,6 +215,7 @@ void decode_octet(const Fp4Matrix& w, const std::size_t (&features)[kLanes], std
   }
 }
 
+/// The sums of all rows and vectors must be registers, hence the unrolling: GCC would index them in memory.
 /// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums
 /// between chunks.
 template <std::size_t Rows>
@@ -222,7 +223,9 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
                                        const Tile& tile, float* acc) {
   const __m256i ones = _mm256_set1_epi16(1), base = _mm256_set1_epi16(256);
   __m256 sum[Rows][2];
+#pragma GCC unroll 4
   for (std::size_t m = 0; m < Rows; ++m)
+#pragma GCC unroll 2
     for (std::size_t o = 0; o < 2; ++o) sum[m][o] = _mm256_loadu_ps(acc + m * kTile + o * kLanes);
   const std::uint8_t* weights = tile.weights[0][0][0];
   const float* scales = tile.scales[0][0];
@@ -234,7 +237,9 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
       return reinterpret_cast<decltype(first)>(reinterpret_cast<const char*>(first) + m * row_stride);
     };
     __m256i low[Rows][2], high[Rows][2];
+#pragma GCC unroll 4
     for (std::size_t m = 0; m < Rows; ++m)
+#pragma GCC unroll 2
       for (std::size_t o = 0; o < 2; ++o) {
         low[m][o] = _mm256_set1_epi32(*row(&group->start[0][inside], m));
         high[m][o] = _mm256_set1_epi32(*row(&group->start[1][inside], m));
@@ -243,6 +248,7 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
     for (std::size_t j = 0; j < 8; ++j) {
       const std::size_t at = j / 4 * 32 + j % 4 * 4;
       const __m256i w0 = load(weights + j * 64), w1 = load(weights + j * 64 + 32);
+#pragma GCC unroll 4
       for (std::size_t m = 0; m < Rows; ++m) {
         const __m256i low_digit = broadcast_dword(row(digits, m) + at);
         low[m][0] = _mm256_add_epi16(low[m][0], _mm256_maddubs_epi16(w0, low_digit));
@@ -253,13 +259,16 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
         keep(low[m][0]), keep(low[m][1]), keep(high[m][0]), keep(high[m][1]);
       }
     }
+#pragma GCC unroll 4
     for (std::size_t m = 0; m < Rows; ++m) {
       const __m256 unit = _mm256_set1_ps(*row(&group->unit[inside], m));
       const __m256 scale = _mm256_set1_ps(*row(&group->scale[inside], m));
       __m256i dot[2];
+#pragma GCC unroll 2
       for (std::size_t o = 0; o < 2; ++o)
         dot[o] = _mm256_add_epi32(_mm256_madd_epi16(low[m][o], ones), _mm256_madd_epi16(high[m][o], base));
       if (*row(&group->wide[inside], m) != 0) [[unlikely]] {
+#pragma GCC unroll 2
         for (std::size_t o = 0; o < 2; ++o) {
           __m256i top = _mm256_set1_epi32(*row(&group->start[2][inside], m));
           for (std::size_t j = 0; j < 8; ++j)
@@ -269,6 +278,7 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
           dot[o] = _mm256_add_epi32(dot[o], _mm256_slli_epi32(_mm256_madd_epi16(top, ones), 16));
         }
       }
+#pragma GCC unroll 2
       for (std::size_t o = 0; o < 2; ++o) {
         const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(dot[o]), unit);
         const __m256 s = _mm256_mul_ps(scale, _mm256_load_ps(scales + o * kLanes));
@@ -276,7 +286,9 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
       }
     }
   }
+#pragma GCC unroll 4
   for (std::size_t m = 0; m < Rows; ++m)
+#pragma GCC unroll 2
     for (std::size_t o = 0; o < 2; ++o) _mm256_storeu_ps(acc + m * kTile + o * kLanes, sum[m][o]);
 }
 

@@ -380,6 +380,7 @@ inline __m256 with_remainders(__m256i low, const Group& x, std::size_t inside, c
   return _mm256_mul_ps(_mm256_cvtepi32_ps(total), _mm256_set1_ps(0.125f));
 }
 
+/// The sums of all rows and vectors must be registers, hence the unrolling: GCC would index them in memory.
 /// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums.
 template <std::size_t Rows>
 DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t first,
@@ -398,6 +399,7 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
 #pragma GCC unroll 4
     for (std::size_t p = 0; p < kSteps; ++p) {
       const __m256i w0 = load(weights + p * 32), w1 = load(weights + p * 32 + 16);
+#pragma GCC unroll 4
       for (std::size_t m = 0; m < Rows; ++m) {
         const __m256i pair = broadcast_dword(row(limb, m) + 2 * p);
         sum[m][0] = _mm256_add_epi32(sum[m][0], _mm256_madd_epi16(w0, pair));
@@ -405,10 +407,12 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
         keep(sum[m][0]), keep(sum[m][1]);
       }
     }
+#pragma GCC unroll 4
     for (std::size_t m = 0; m < Rows; ++m) {
       const __m256 unit = _mm256_set1_ps(*row(&group->unit[inside], m));
       const __m256 scale = _mm256_set1_ps(*row(&group->scale[inside], m));
       const bool two = *row(&group->two[inside], m) != 0;
+#pragma GCC unroll 2
       for (std::size_t o = 0; o < kOctets; ++o) {
         const std::size_t* const begin = tile.remainder_begin + b * kOctets + o;
         __m256 d = _mm256_cvtepi32_ps(sum[m][o]);

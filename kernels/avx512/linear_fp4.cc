@@ -197,6 +197,7 @@ void decode_vector(const Fp4Matrix& w, const std::size_t (&features)[kLanes], st
   }
 }
 
+/// The sums of all rows and vectors must be registers, hence the unrolling: GCC would index them in memory.
 /// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums.
 template <std::size_t Rows>
 DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t count,
@@ -208,7 +209,9 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
     const std::int8_t* const digits = x->digits[b / 4][0] + b % 4 * 16;
     const std::uint8_t* const weights = tile.weights[b][0][0];
     __m512i low[Rows][kVectors], high[Rows][kVectors];
+#pragma GCC unroll 4
     for (std::size_t m = 0; m < Rows; ++m)
+#pragma GCC unroll 2
       for (std::size_t v = 0; v < kVectors; ++v) {
         low[m][v] = _mm512_set1_epi32(*row(&x->correction[b], m));
         high[m][v] = _mm512_setzero_si512();
@@ -217,6 +220,7 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
     for (std::size_t j = 0; j < 8; ++j) {
       const std::size_t at = j / 4 * 64 + j % 4 * 4;
       const __m512i w0 = load(weights + j * 128), w1 = load(weights + j * 128 + 64);
+#pragma GCC unroll 4
       for (std::size_t m = 0; m < Rows; ++m) {
         const __m512i low_digit = broadcast_dword(row(digits, m) + at);
         low[m][0] = _mm512_dpbusd_epi32(low[m][0], w0, low_digit);
@@ -226,9 +230,11 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
         high[m][1] = _mm512_dpbusd_epi32(high[m][1], w1, high_digit);
       }
     }
+#pragma GCC unroll 4
     for (std::size_t m = 0; m < Rows; ++m) {
       const __m512 unit = _mm512_set1_ps(*row(&x->unit[b], m)), scale = _mm512_set1_ps(*row(&x->scale[b], m));
       const bool wide = *row(&x->wide[b], m) != 0;
+#pragma GCC unroll 2
       for (std::size_t v = 0; v < kVectors; ++v) {
         __m512i dot = _mm512_add_epi32(low[m][v], _mm512_slli_epi32(high[m][v], 8));
         if (wide) [[unlikely]] {

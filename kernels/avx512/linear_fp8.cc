@@ -387,6 +387,7 @@ inline __m512 with_remainders(__m512i low, const Group& x, std::size_t inside, c
   return _mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_set1_ps(0.125f));
 }
 
+/// The sums of all rows and vectors must be registers, hence the unrolling: GCC would index them in memory.
 /// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums.
 template <std::size_t Rows>
 DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t first,
@@ -405,16 +406,19 @@ DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, s
 #pragma GCC unroll 8
     for (std::size_t p = 0; p < kSteps; ++p) {
       const __m512i w0 = load(weights + p * 64), w1 = load(weights + p * 64 + 32);
+#pragma GCC unroll 4
       for (std::size_t m = 0; m < Rows; ++m) {
         const __m512i pair = broadcast_dword(row(limb, m) + step_offset(p));
         sum[m][0] = _mm512_dpwssd_epi32(sum[m][0], w0, pair);
         sum[m][1] = _mm512_dpwssd_epi32(sum[m][1], w1, pair);
       }
     }
+#pragma GCC unroll 4
     for (std::size_t m = 0; m < Rows; ++m) {
       const __m512 unit = _mm512_set1_ps(*row(&group->unit[inside], m));
       const __m512 scale = _mm512_set1_ps(*row(&group->scale[inside], m));
       const bool two = *row(&group->two[inside], m) != 0;
+#pragma GCC unroll 2
       for (std::size_t v = 0; v < kVectors; ++v) {
         const std::size_t* const begin = tile.remainder_begin + b * kVectors + v;
         __m512 d = _mm512_cvtepi32_ps(sum[m][v]);
