@@ -34,6 +34,8 @@ std::string to_text(const StartReport& report) {
   json["bytes"] = report.held.bytes;
   json["host"] = report.host;
   json["device"] = report.device;
+  json["gpu"] = report.gpu;
+  json["share_gpu"] = report.share_gpu ? 1u : 0u;
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -65,6 +67,8 @@ StartReport from_text(const std::string& text, const std::string& sender) {
   report.held = {number("experts"), number("bytes")};
   report.host = string("host");
   report.device = string("device");
+  report.gpu = string("gpu");
+  report.share_gpu = number("share_gpu") != 0;
   return report;
 }
 
@@ -147,6 +151,20 @@ StartVerdict judge(std::vector<StartReport> reports) {
     } else {
       continue;
     }
+    break;
+  }
+  if (verdict.code != ExitCode::Ok) return verdict;
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const auto first =
+        std::find_if(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(rank), [&](const auto& other) {
+          return !other.gpu.empty() && other.gpu == all[rank].gpu && other.host == all[rank].host &&
+                 !(other.share_gpu && all[rank].share_gpu);
+        });
+    if (first == all.begin() + static_cast<std::ptrdiff_t>(rank)) continue;
+    refuse(ExitCode::Usage,
+           fmt::format("rank {} and {} have taken the same GPU ({}): start fewer ranks, give each its own "
+                       "with --devices, or allow it with --share-gpu",
+                       first - all.begin(), name(rank), all[rank].gpu));
     break;
   }
   return verdict;

@@ -40,6 +40,10 @@ struct StartReport {
   std::uint32_t max_rows = 0;               // rows per step: sizes every buffer
   HeldExperts held;
   std::string host, device;  // device: ExpertEngine::describe(), or what the host rank computes on
+  // The GPU of an expert rank: its bus id, the same for every process of its machine; empty: none. Two ranks
+  // with one GPU are refused unless both may share it.
+  std::string gpu;
+  bool share_gpu = false;
 
   void fail(const Error& error) {
     code = error.code();

@@ -110,7 +110,8 @@ struct DeviceExperts::Implementation {
   std::size_t descriptors_used = 0;
   DeviceExpertsCounters counters;
 
-  // The call under way.
+  // The call under way, or the last one.
+  std::vector<std::pair<Event, Event>> timed;  // around its launches
   bool busy = false;
   Event done = 0;
   std::size_t routes = 0;
@@ -309,8 +310,10 @@ struct DeviceExperts::Implementation {
         .expanded = reinterpret_cast<std::uint32_t*>(remote(counters_at)) + 1,
         .finished = reinterpret_cast<std::uint32_t*>(remote(counters_at)) + 2,
     };
+    const Event before = options.time_launches ? device->record(Queue::Compute) : 0;
     device->launch(parameters, variant);
     const Event event = device->record(Queue::Compute);
+    if (options.time_launches) timed.emplace_back(before, event);
     for (const SlotCache::Slot slot : places) resident[slot].used = event;
     routes += count;
     ++counters.launches;
@@ -336,6 +339,7 @@ struct DeviceExperts::Implementation {
     busy = true;
     routes = descriptors_used = 0;
     destinations.clear();
+    timed.clear();
     if (total > 0) {
       std::memcpy(staging.data(), x.codes, x.rows * x.k);
       std::memcpy(staging.data() + scales_at, x.scales, x.rows * (x.k / kBlock));
@@ -423,6 +427,12 @@ void DeviceExperts::finish(std::span<BFloat16> outputs) {
                                   std::to_string(outputs.size() / dim));
     std::memcpy(outputs.data() + self.destinations[i] * dim, staged + i * dim, dim * sizeof(BFloat16));
   }
+}
+
+float DeviceExperts::launch_ms() {
+  float sum = 0;
+  for (const auto& [from, to] : implementation_->timed) sum += implementation_->device->elapsed_ms(from, to);
+  return sum;
 }
 
 const DeviceExpertsCounters& DeviceExperts::counters() const {

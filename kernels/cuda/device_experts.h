@@ -35,6 +35,7 @@ struct DeviceExpertsOptions {
       2;  // experts in pinned host memory behind them, at least 2: uploads pass through here
   std::uint32_t dot_rows = 1;    // tasks of at most this many rows (0…2) take the dot4 path
   std::size_t copy_threads = 2;  // for reading experts into pinned memory
+  bool time_launches = false;    // for launch_ms()
 };
 
 /// How much memory an object of these options takes; all of it is allocated at construction.
@@ -79,6 +80,8 @@ class DeviceExperts {
   void finish(std::span<BFloat16> outputs);
 
   const DeviceExpertsCounters& counters() const;
+  /// Time of the last call's launches on the device's clock, without copies; after finish().
+  float launch_ms();
   Device& device();
 
  private:

@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 #define OMPI_SKIP_MPICXX 1  // the C interface only
 #include <mpi.h>
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>  // MPIX_Query_cuda_support
+#endif
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +21,7 @@
 #include "loader/error.h"
 #include "runtime/exchange/backoff.h"
 #include "runtime/exchange/communicator.h"
+#include "runtime/exchange/device_messages.h"
 
 namespace dsv41 {
 namespace {
@@ -64,12 +68,16 @@ std::set<std::string> open_components(std::string_view framework) {
   return components;
 }
 
-std::string describe_transport() {
+std::string library_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
   int length = 0;
   MPI_Get_library_version(version.data(), &length);
-  std::string text(version.data(), static_cast<std::size_t>(length));
-  text = text.substr(0, text.find_first_of(",\n"));  // "Open MPI v4.1.4, package: …"
+  const std::string text(version.data(), static_cast<std::size_t>(length));
+  return text.substr(0, text.find_first_of(",\n"));  // "Open MPI v4.1.4, package: …"
+}
+
+std::string describe_transport() {
+  std::string text = library_version();
 
   int provided = 0;
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS) return text;
@@ -259,6 +267,45 @@ class MpiCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> make_mpi_communicator() {
   return std::make_unique<MpiCommunicator>();
+}
+
+CudaSupport mpi_cuda_support() {
+  CudaSupport support{false, library_version()};
+#if defined(MPIX_CUDA_AWARE_SUPPORT)
+  support.yes = MPIX_Query_cuda_support() == 1;
+#endif
+  return support;
+}
+
+std::string exchange_device_pattern(cuda::Device& device) {
+  // Longer than what MPI libraries send eagerly, and of odd length.
+  constexpr std::size_t kBytes = (std::size_t{1} << 17) + 13;
+  using Kind = cuda::DeviceBuffer::Kind;
+  const cuda::DeviceBuffer from(device, Kind::Device, kBytes), to(device, Kind::Device, kBytes);
+  const cuda::DeviceBuffer sent(device, Kind::Pinned, kBytes), received(device, Kind::Pinned, kBytes);
+  for (std::size_t i = 0; i < kBytes; ++i) sent.data()[i] = static_cast<std::byte>(i * 131 + (i >> 8));
+  std::memset(received.data(), 0, kBytes);
+  device.upload(cuda::Queue::Compute, from.data(), sent.data(), kBytes);
+  device.upload(cuda::Queue::Compute, to.data(), received.data(), kBytes);
+  device.synchronize(device.record(cuda::Queue::Compute));
+
+  if (MPI_Init(nullptr, nullptr) != MPI_SUCCESS) return "MPI_Init failed";
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  std::array<MPI_Request, 2> requests{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+  int code = MPI_Irecv(to.data(), static_cast<int>(kBytes), MPI_BYTE, 0, 1, MPI_COMM_SELF, &requests[0]);
+  if (code == MPI_SUCCESS)
+    code = MPI_Isend(from.data(), static_cast<int>(kBytes), MPI_BYTE, 0, 1, MPI_COMM_SELF, &requests[1]);
+  if (code == MPI_SUCCESS)
+    code = MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+  const std::string failure = code == MPI_SUCCESS ? std::string() : error_text(code);
+  MPI_Finalize();
+  if (!failure.empty()) return failure;
+
+  device.download(cuda::Queue::Compute, received.data(), to.data(), kBytes);
+  device.synchronize(device.record(cuda::Queue::Compute));
+  if (std::memcmp(sent.data(), received.data(), kBytes) != 0)
+    return "a message in device memory arrived damaged";
+  return {};
 }
 
 }  // namespace dsv41

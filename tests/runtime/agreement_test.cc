@@ -46,6 +46,26 @@ INSTANTIATE_TEST_SUITE_P(
     Cases, Verdict,
     ::testing::Values(
         Difference{"None", [](auto&) {}, ExitCode::Ok, ""},
+        Difference{"OneGpuTwice",
+                   [](auto& reports) {
+                     for (auto& report : reports) report.host = "node";
+                     reports[1].gpu = reports[2].gpu = "0000:3b:00.0";
+                   },
+                   ExitCode::Usage,
+                   "rank 1 and rank 2 (node) have taken the same GPU (0000:3b:00.0): start fewer ranks, give "
+                   "each its "
+                   "own with --devices, or allow it with --share-gpu"},
+        Difference{"OneGpuShared",
+                   [](auto& reports) {
+                     for (auto& report : reports) {
+                       report.host = "node";
+                       report.gpu = "0000:3b:00.0";
+                       report.share_gpu = true;
+                     }
+                   },
+                   ExitCode::Ok, ""},
+        Difference{"SameBusOnOtherHosts",
+                   [](auto& reports) { reports[1].gpu = reports[2].gpu = "0000:3b:00.0"; }, ExitCode::Ok, ""},
         Difference{"Version", [](auto& reports) { reports[2].program_version = "0.9"; }, ExitCode::Usage,
                    "rank 2 (node2) has program version 0.9 (protocol 1), rank 0 (node0) has 1.0 (protocol "
                    "1): install "

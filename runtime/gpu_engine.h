@@ -1,0 +1,49 @@
+// The engine of an expert rank with a GPU: DeviceExperts (kernels/cuda) behind the seam of experts.h. The
+// same bits as cpu_engine. Design and state on hardware: docs/cuda.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/device_experts.h"
+#include "runtime/experts.h"
+
+namespace dsv41 {
+
+struct GpuEngineOptions {
+  /// --expert-memory: bytes of device memory for experts and workspace; 0: what is free, less a reserve.
+  std::uint64_t device_bytes = 0;
+  /// Pinned host memory for experts that do not fit on the device; at least two experts pass through it.
+  std::uint64_t pinned_bytes = 0;
+  std::size_t copy_threads = 2;
+  /// Tasks of at most this many rows take the dot4 kernels.
+  std::uint32_t dot_rows = 1;
+};
+
+/// What fits where, known before anything is loaded.
+struct GpuMemoryPlan {
+  cuda::DeviceExpertsOptions options;
+  std::uint64_t owned_experts = 0, owned_bytes = 0;
+  std::uint64_t resident_experts = 0, pinned_experts = 0;
+  std::uint64_t device_bytes = 0, host_bytes = 0;  // to be allocated
+  /// "1152 of 1200 experts (19.9 of 20.8 GiB) stay on the GPU, 48 in pinned host memory".
+  std::string describe() const;
+};
+
+/// Throws ResourceError with the numbers when the device cannot hold even one expert and the workspace, or
+/// when `device_bytes` asks for more than is free.
+GpuMemoryPlan plan_gpu_memory(const ExpertGeometry& geometry, const ExpertLimits& limits,
+                              std::uint64_t owned_experts, std::uint64_t free_device_bytes,
+                              const GpuEngineOptions& options);
+
+/// Loads the experts that `owner` owns (as many as the plan keeps), then computes. `progress` (bytes done,
+/// bytes there will be) is called after every expert. `source` must outlive the engine. Throws ResourceError.
+std::unique_ptr<ExpertEngine> gpu_engine(
+    std::unique_ptr<cuda::Device> device, ExpertSource& source, const Placement& placement,
+    std::uint32_t owner, const ExpertLimits& limits, const GpuEngineOptions& options,
+    const std::function<void(std::uint64_t, std::uint64_t)>& progress = {});
+
+}  // namespace dsv41
