@@ -16,8 +16,9 @@ namespace dsv41 {
 
 /// What the user asked for.
 struct GpuRequest {
-  std::vector<int>
-      devices;  // --devices 0,2: device of the first, second, … expert rank of each machine; empty: all
+  bool emulated = false;  // --devices emulated: the kernels on the host, slowly, for tests without a GPU
+  // --devices 0,2: device of the first, second, … expert rank of each machine; empty: all that are visible.
+  std::vector<int> devices;
   bool share = false;  // --share-gpu: several ranks may take one device
 };
 
