@@ -2,15 +2,18 @@
 // experts (docs/runtime.md, "Roles" and "Behaviour").
 #include <fmt/format.h>
 #include <sched.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <memory>
 #include <new>
 #include <optional>
+#include <thread>
 
 #include "loader/checkpoint.h"
 #include "loader/error.h"
@@ -21,6 +24,7 @@
 #include "runtime/placement.h"
 #include "tools/host_rank.h"
 #include "tools/options.h"
+#include "tools/signals.h"
 
 namespace dsv41 {
 namespace {
@@ -172,7 +176,6 @@ ExitCode run(const Options& options, Communicator& communicator) {
     if (host) print_holdings(prepared, verdict);
     return ExitCode::Ok;
   }
-  install_stop_signal();
   if (host)
     return run_host(options, communicator, prepared,
                     std::chrono::duration<double>(Clock::now() - start).count());
@@ -181,12 +184,20 @@ ExitCode run(const Options& options, Communicator& communicator) {
                          {options.rank_timeout});
 }
 
-int main_of_rank(int argc, char** argv) {
-  std::unique_ptr<Communicator> communicator =
-      started_by_launcher() ? make_mpi_communicator() : make_single_communicator();
-  const bool host = communicator->rank() == 0;
+/// A rank did not come to the agreement, so an orderly end, which needs all, is not possible. The host rank
+/// has the first word, then rank 1; whoever speaks ends the job.
+[[noreturn]] void leave_without_peers(Communicator& communicator, const std::string& message) {
+  std::this_thread::sleep_for(std::chrono::seconds(std::min(communicator.rank(), 2)));
+  fmt::print(stderr, "dsv41-mpi: {}\n", message);
+  communicator.abort(static_cast<int>(ExitCode::Peer));
+  std::abort();  // never reached: the compiler does not see that a virtual function does not return
+}
+
+/// refused: what was wrong with the command line; told by the host rank only.
+int code_of_rank(const CommandLine& command, const std::exception_ptr& refused, Communicator& communicator) {
+  const bool host = communicator.rank() == 0;
   try {
-    const CommandLine command = parse_command_line(argc, argv);
+    if (refused) std::rethrow_exception(refused);
     if (command.action != Action::Run) {
       if (host) fmt::print("{}", command.action == Action::Help ? help_text() : version_text());
       return static_cast<int>(ExitCode::Ok);
@@ -194,18 +205,42 @@ int main_of_rank(int argc, char** argv) {
     // The audit is one rank's work; the others only wait for it.
     if (command.options.audit_only)
       return host ? audit::run_audit(command.options.audit, std::cout, std::cerr) : 0;
-    return static_cast<int>(run(command.options, *communicator));
+    const ExitCode code = run(command.options, communicator);
+    if (end_signal() == 0) return static_cast<int>(code);
+    if (host) fmt::print(stderr, "dsv41-mpi: ended by {}\n", end_signal() == SIGINT ? "SIGINT" : "SIGTERM");
+    return 128 + end_signal();
   } catch (...) {
     const auto [code, message] = describe_failure(std::current_exception());
+    if (code == ExitCode::Peer) leave_without_peers(communicator, message);
     if (host) fmt::print(stderr, "dsv41-mpi: {}\n", message);
     return static_cast<int>(code);
   }
+}
+
+int main_of_rank(int argc, char** argv) {
+  CommandLine command;
+  std::exception_ptr refused;
+  try {
+    command = parse_command_line(argc, argv);
+  } catch (...) {
+    refused = std::current_exception();
+  }
+  std::unique_ptr<Communicator> communicator = started_by_launcher()
+                                                   ? make_mpi_communicator(command.options.rank_timeout)
+                                                   : make_single_communicator();
+  install_fault_handler(communicator->size() > 1
+                            ? fmt::format("rank {} ({})", communicator->rank(), communicator->host())
+                            : std::string());
+  const int code = code_of_rank(command, refused, *communicator);
+  settle_exit_code(code);
+  return code;  // the message layer ends here
 }
 
 }  // namespace
 }  // namespace dsv41
 
 int main(int argc, char** argv) {
+  dsv41::install_signal_handlers();
   try {
     return dsv41::main_of_rank(argc, argv);
   } catch (const std::exception& error) {

@@ -1,7 +1,6 @@
 #include "tools/host_rank.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <cerrno>
 #include <chrono>
@@ -10,14 +9,13 @@
 
 #include "loader/error.h"
 #include "tools/prompt.h"
+#include "tools/signals.h"
 
 namespace dsv41 {
 namespace {
 
 /// With messages on the way, steps from this many rows on run as two halves (Backbone::overlap_from).
 constexpr std::size_t kOverlapRows = 32;
-
-volatile sig_atomic_t g_stop_requested = 0;
 
 void write_all(std::FILE* file, std::string_view text, const char* name) {
   if (std::fwrite(text.data(), 1, text.size(), file) != text.size() || std::fflush(file) != 0)
@@ -63,12 +61,6 @@ std::string describe_speculation(const SpeculationCounts& counts) {
 }
 
 }  // namespace
-
-void install_stop_signal() {
-  struct sigaction action = {};
-  action.sa_handler = [](int) { g_stop_requested = 1; };
-  sigaction(SIGUSR1, &action, nullptr);
-}
 
 HostRank::HostRank(const Options& options, const Checkpoint& checkpoint, Compute& compute)
     : options_(options), model_(checkpoint, compute, options.step_rows()) {
@@ -145,8 +137,10 @@ void HostRank::run_prompt(Scheduler& scheduler, Experts& experts, double load_se
 
   scheduler.submit(std::move(request), std::move(callbacks));
   experts.set_phase("prefill");
-  while (g_stop_requested == 0 && scheduler.step()) {
+  note_step("prefill");
+  while (!stop_requested() && scheduler.step()) {
     experts.set_phase(scheduler.phase());
+    note_step(scheduler.phase());
     experts.keep_alive();
   }
   scheduler.stop();
@@ -165,10 +159,12 @@ void HostRank::run_prompt(Scheduler& scheduler, Experts& experts, double load_se
 void HostRank::run_requests(Scheduler& scheduler, Experts& experts) {
   const auto start = std::chrono::steady_clock::now();
   bool more = true;
-  while (g_stop_requested == 0 && (more || scheduler.pending() > 0)) {
+  note_step("prefill");
+  while (!stop_requested() && (more || scheduler.pending() > 0)) {
     if (more) more = read_requests(scheduler);
     scheduler.step();
     experts.set_phase(scheduler.phase());
+    note_step(scheduler.phase());
     experts.keep_alive();
   }
   scheduler.stop();

@@ -43,7 +43,4 @@ class HostRank {
   std::uint64_t finished_ = 0, refused_ = 0, output_tokens_ = 0;
 };
 
-/// Makes SIGUSR1 end the generation after the step in progress.
-void install_stop_signal();
-
 }  // namespace dsv41

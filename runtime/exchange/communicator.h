@@ -61,8 +61,10 @@ class Communicator {
   std::chrono::milliseconds timeout_ = std::chrono::seconds(60);
 };
 
-/// Initializes the message layer (MPI_Init_thread) on first use; finalized at destruction.
-std::unique_ptr<Communicator> make_mpi_communicator();
+/// Initializes the message layer (MPI_Init_thread) on first use; finalized at destruction. Ends the process
+/// when the other ranks do not come, or at the end do not go, within the timeout.
+std::unique_ptr<Communicator> make_mpi_communicator(
+    std::chrono::milliseconds timeout = std::chrono::seconds(60));
 /// A single rank without any message layer.
 std::unique_ptr<Communicator> make_single_communicator();
 /// Whether this process was started by an MPI launcher.

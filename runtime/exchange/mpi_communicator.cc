@@ -27,7 +27,9 @@ namespace dsv41 {
 namespace {
 
 constexpr std::size_t kHostNameBytes = 256;
-constexpr std::chrono::seconds kFinalizeTimeout{10};
+constexpr std::chrono::seconds kStartAllowance{3};  // connections are made and libraries loaded meanwhile
+// The host rank takes up to 3 s to give up a rank that is lost, and is waited for.
+constexpr std::chrono::seconds kFinalizeAllowance{4}, kFinalizeTimeout{10};
 constexpr std::chrono::milliseconds kAbortDelay{300};
 
 std::string error_text(int code) {
@@ -94,13 +96,57 @@ std::string describe_transport() {
   return text;
 }
 
+/// "rank 2 (node7)" as far as the launcher's environment tells, for messages before the message layer is up.
+std::string own_name() {
+  std::array<char, kHostNameBytes> host{};
+  gethostname(host.data(), host.size() - 1);
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+    if (const char* rank = std::getenv(name)) return fmt::format("rank {} ({})", rank, host.data());
+  return host.data();
+}
+
+/// Ends this process with one line unless the object is gone in time: the start and the end of the message
+/// layer wait for all ranks without a limit, and when one of them is stopped or lost the others must still
+/// end.
+class Watchdog {
+ public:
+  Watchdog(std::chrono::milliseconds timeout, const char* what)
+      : thread_([this, timeout, what] {
+          std::unique_lock lock(mutex_);
+          if (finished_.wait_for(lock, timeout, [this] { return done_; })) return;
+          fmt::print(stderr, "dsv41-mpi: {}: other ranks did not {} within {} s\n", own_name(), what,
+                     std::chrono::duration<double>(timeout).count());
+          std::fflush(stderr);
+          std::this_thread::sleep_for(kAbortDelay);
+          std::_Exit(static_cast<int>(ExitCode::Peer));
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    finished_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  bool done_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator() {
-    int provided = 0;
-    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
-      throw ResourceError(
-          "MPI_Init_thread failed: is the program started by the launcher of the same MPI library?");
+  explicit MpiCommunicator(std::chrono::milliseconds timeout) {
+    set_timeout(timeout);
+    {
+      const Watchdog watchdog(timeout + kStartAllowance, "start");
+      int provided = 0;
+      if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
+        throw ResourceError(
+            "MPI_Init_thread failed: is the program started by the launcher of the same MPI library?");
+    }
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
@@ -233,26 +279,10 @@ class MpiCommunicator final : public Communicator {
         ranks_here > static_cast<std::ptrdiff_t>(std::max(1u, std::thread::hardware_concurrency()));
   }
 
-  /// MPI_Finalize waits for all ranks: when one of them is stopped or lost, this process must still end.
   void finalize() {
-    std::mutex mutex;
-    std::condition_variable finished;
-    bool done = false;
-    std::thread watchdog([&] {
-      std::unique_lock lock(mutex);
-      if (finished.wait_for(lock, kFinalizeTimeout, [&] { return done; })) return;
-      std::fprintf(stderr, "dsv41-mpi: rank %d: other ranks did not end within %d s\n", rank_,
-                   static_cast<int>(kFinalizeTimeout.count()));
-      std::fflush(nullptr);
-      std::_Exit(static_cast<int>(ExitCode::Peer));
-    });
+    const Watchdog watchdog(
+        std::min<std::chrono::milliseconds>(timeout() + kFinalizeAllowance, kFinalizeTimeout), "end");
     MPI_Finalize();
-    {
-      const std::lock_guard lock(mutex);
-      done = true;
-    }
-    finished.notify_one();
-    watchdog.join();
   }
 
   int rank_ = 0, size_ = 1;
@@ -265,8 +295,8 @@ class MpiCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_mpi_communicator() {
-  return std::make_unique<MpiCommunicator>();
+std::unique_ptr<Communicator> make_mpi_communicator(std::chrono::milliseconds timeout) {
+  return std::make_unique<MpiCommunicator>(timeout);
 }
 
 CudaSupport mpi_cuda_support() {
