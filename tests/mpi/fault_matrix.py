@@ -145,7 +145,7 @@ class Job:
         """What the outside world does once the fault is there: gives the prompt, reads the output."""
         try:
             if self.phase in ("start", "load"):
-                self.until("the prompt", lambda: self.fifo_is_open(), 5)
+                self.until("the prompt", lambda: self.fifo_is_open(), 10)
                 self.give_prompt()
         except (OSError, RuntimeError):
             pass  # the host is gone or stands
@@ -191,12 +191,14 @@ def inject(job, rank, fault):
         os.kill(pid, signal.SIGSTOP)
     elif fault == "stall":  # longer than allowed, and then it is back
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(TIMEOUT + 2, proceed, [pid]).start()
+        threading.Timer(TIMEOUT + 4, proceed, [pid]).start()
     elif fault == "slow":  # a tenth of its speed, never silent for long; for 3 s
         threading.Thread(target=slow_down, args=(pid,), daemon=True).start()
     elif fault == "malformed":
         if job.phase == "load":
-            tag = BROADCAST if rank == 0 else GATHER
+            if rank > 0:
+                return  # done already
+            tag = BROADCAST
         else:
             tag = REQUEST if rank == 0 else REPLY
         (job.directory / f"corrupt.{rank}.{tag}").touch()
@@ -231,6 +233,8 @@ def message_of(errors):
 def cell(phase, rank, fault):
     """(verdict, exit code, seconds, message)"""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="dsv41-fault-"))
+    if (phase, fault) == ("load", "malformed") and rank > 0:
+        (directory / f"corrupt.{rank}.{GATHER}").touch()  # sent while the host rank still waits for the prompt
     job = Job(directory, phase)
     try:
         job.reach(rank)
