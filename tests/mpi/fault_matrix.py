@@ -167,7 +167,10 @@ class Job:
             left.append("mpirun")
             self.process.kill()
         self.process.wait()
-        return left + [segment for segment in self.segments if pathlib.Path(segment).exists()]
+        litter = [segment for segment in self.segments if pathlib.Path(segment).exists()]
+        for segment in litter:
+            pathlib.Path(segment).unlink(missing_ok=True)
+        return left + litter
 
     def note_segments(self):
         """Shared memory that the ranks have mapped."""
