@@ -82,6 +82,7 @@ EvidenceInput gather(const AuditOptions& options, const ModelConfig& config, boo
   EvidenceInput input;
   input.config = config;
   input.header_prefix = options.header_prefix;
+  input.threads = options.threads;
   std::error_code error;
   if (!fs::is_directory(options.directory, error))
     throw CheckpointError(fmt::format("{}: no such checkpoint directory", options.directory.string()));

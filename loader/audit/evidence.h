@@ -52,6 +52,7 @@ struct EvidenceInput {
   std::optional<WeightIndex> index;
   Inventory expected;
   bool header_prefix = false;
+  unsigned threads = 0;  // for the look-ups; 0: one per processor
 };
 
 /// Owns all inputs; everything it points to stays in place (not movable).
@@ -83,6 +84,7 @@ class Evidence {
 
  private:
   void expect();
+  void look_up_names();
   void name_shards();
   void match_local_shards();
   void read_headers();
@@ -99,7 +101,10 @@ class Evidence {
   std::vector<Shard> shards_;                  // of an index: in name order
   std::vector<std::uint32_t> shard_of_index_;  // position in the index's list -> position in shards_
   std::vector<std::uint32_t> shard_of_local_;  // per local file: its position in shards_, or kNone
-  std::vector<std::uint32_t> found_in_;        // per expected tensor: the local file that holds it, or kNone
+  std::vector<std::vector<std::uint32_t>>
+      positions_;                               // per local file and header entry: in tensors_, or kNone
+  std::vector<std::uint32_t> index_positions_;  // per index entry: the same
+  std::vector<std::uint32_t> found_in_;         // per expected tensor: the local file that holds it, or kNone
   std::vector<std::string> index_contradictions_, duplicates_;
   std::uint64_t readable_tensors_ = 0, readable_bytes_ = 0;
 };
