@@ -51,7 +51,8 @@ std::uint32_t BytePairs::rank_of(std::uint32_t left, std::uint32_t right) const 
 
 void BytePairs::encode(std::string_view piece, Workspace& workspace, std::vector<std::uint32_t>& ids) const {
   if (piece.empty()) return;
-  auto& [symbols, queue] = workspace;
+  auto& symbols = workspace.symbols;  // no structured binding: clang 14 cannot capture one in a lambda
+  auto& queue = workspace.queue;
   const auto count = static_cast<std::uint32_t>(piece.size());
   symbols.resize(count);
   queue.clear();
