@@ -96,7 +96,9 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
         self.wait_for(lambda: self.run("sinfo", "-h", "-o", "%T %D").stdout.split() == ["idle", str(self.nodes)], "slurmd", 90)
 
     def environment(self, **extra):
-        values = dict(os.environ, SLURM_CONF=str(self.directory / "slurm.conf"), OMPI_ALLOW_RUN_AS_ROOT="1",
+        # Virtual nodes share a host name, and Open MPI names its shared memory by host name: ranks of two nodes would meet in one
+        # segment. Between real nodes that cannot happen.
+        values = dict(os.environ, OMPI_MCA_btl="self,tcp", SLURM_CONF=str(self.directory / "slurm.conf"), OMPI_ALLOW_RUN_AS_ROOT="1",
                       OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", PATH=os.environ["PATH"] + ":/usr/sbin:/sbin")
         return {**values, **extra}
 

@@ -105,6 +105,8 @@ class Scripts(unittest.TestCase):
     def test_requeue(self):
         job = self.start_endless()
         self.cluster.run("scontrol", "requeue", str(job))
+        self.wait_for("the queue", lambda: self.cluster.state(job)["JobState"] == "PENDING")
+        self.cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm would wait two minutes
         self.wait_for("the second start", lambda: self.cluster.state(job).get("Restarts") == "1" and
                       self.cluster.state(job)["JobState"] == "RUNNING", 120)
         self.cluster.run("scancel", str(job))
