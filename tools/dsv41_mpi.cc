@@ -193,6 +193,23 @@ ExitCode run(const Options& options, Communicator& communicator) {
   std::abort();  // never reached: the compiler does not see that a virtual function does not return
 }
 
+/// The audit is one rank's work. The others wait for it, however long a whole payload takes.
+int audit_once(const Options& options, Communicator& communicator) {
+  const auto join = [&] {
+    communicator.set_timeout(std::chrono::hours(24 * 30));
+    communicator.barrier();
+  };
+  int code = 0;
+  try {
+    if (communicator.rank() == 0) code = audit::run_audit(options.audit, std::cout, std::cerr);
+  } catch (...) {
+    join();
+    throw;
+  }
+  join();
+  return code;
+}
+
 /// refused: what was wrong with the command line; told by the host rank only.
 int code_of_rank(const CommandLine& command, const std::exception_ptr& refused, Communicator& communicator) {
   const bool host = communicator.rank() == 0;
@@ -202,9 +219,7 @@ int code_of_rank(const CommandLine& command, const std::exception_ptr& refused, 
       if (host) fmt::print("{}", command.action == Action::Help ? help_text() : version_text());
       return static_cast<int>(ExitCode::Ok);
     }
-    // The audit is one rank's work; the others only wait for it.
-    if (command.options.audit_only)
-      return host ? audit::run_audit(command.options.audit, std::cout, std::cerr) : 0;
+    if (command.options.audit_only) return audit_once(command.options, communicator);
     const ExitCode code = run(command.options, communicator);
     if (end_signal() == 0) return static_cast<int>(code);
     if (host) fmt::print(stderr, "dsv41-mpi: ended by {}\n", end_signal() == SIGINT ? "SIGINT" : "SIGTERM");
