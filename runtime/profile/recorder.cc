@@ -36,7 +36,7 @@ struct Recorder::Buffers {
   std::vector<std::uint8_t> kind;
   std::vector<std::uint32_t> tokens, emitted;
   std::array<std::vector<std::int64_t>, kPhases> step_phase, layer_phase;
-  std::vector<std::int64_t> layer_start, layer_total;
+  std::vector<std::int64_t> layer_start, layer_total, layer_rows;
   std::array<std::vector<std::int64_t>, kRankColumns.size()> rank_wide;     // the columns of 8 bytes
   std::array<std::vector<std::uint32_t>, kRankColumns.size()> rank_narrow;  // and of 4
 
@@ -63,7 +63,7 @@ struct Recorder::Buffers {
   Buffers(const RecorderShape& given, std::unique_ptr<ProfileFile> target,
           std::function<void(const std::string&)> say);
   void clear_step();
-  void add_routes(std::uint32_t block, std::span<const Route> chosen);
+  void add_routes(std::uint32_t block, std::span<const Route> chosen, std::span<const std::uint32_t> origins);
   void keep_routes_from(std::uint64_t first);
 };
 
@@ -83,6 +83,7 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
   emitted.resize(capacity);
   layer_start.resize(capacity * blocks);
   layer_total.resize(capacity * blocks);
+  layer_rows.resize(capacity * blocks);
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
     step_phase[phase].resize(capacity);
     if (kPhaseInfo[phase].in_layers) layer_phase[phase].resize(capacity * blocks);
@@ -110,7 +111,7 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
                         start.data(),       total.data(), step_bytes_out.data(), step_bytes_in.data()};
   for (const Phase phase : step_phases())
     batch.step_columns.push_back(step_phase[static_cast<std::size_t>(phase)].data());
-  batch.layer_columns = {layer_start.data(), layer_total.data()};
+  batch.layer_columns = {layer_start.data(), layer_total.data(), layer_rows.data()};
   for (const Phase phase : layer_phases())
     batch.layer_columns.push_back(layer_phase[static_cast<std::size_t>(phase)].data());
   for (std::size_t column = 0; column < kRankColumns.size(); ++column)
@@ -131,6 +132,7 @@ void Recorder::Buffers::clear_step() {
   const std::size_t first_layer = layer_cell(0), first_rank = rank_cell(0, 0),
                     rank_cells = std::size_t{shape.blocks} * shape.ranks;
   std::fill_n(layer_start.begin() + static_cast<std::ptrdiff_t>(first_layer), shape.blocks, -1);
+  std::fill_n(layer_rows.begin() + static_cast<std::ptrdiff_t>(first_layer), shape.blocks, 0);
   for (auto& column : rank_wide)
     if (!column.empty()) std::fill_n(column.begin() + static_cast<std::ptrdiff_t>(first_rank), rank_cells, 0);
   for (auto& column : rank_narrow)
@@ -141,19 +143,17 @@ void Recorder::Buffers::clear_step() {
   step_bytes_out[steps] = step_bytes_in[steps] = 0;
 }
 
-Recorder::Recorder() = default;
 Recorder::~Recorder() {
   close();
 }
 
 Recorder::Recorder(const RecorderShape& shape, std::unique_ptr<ProfileFile> file,
                    std::function<void(const std::string&)> warn)
-    : on_(true), buffers_(std::make_unique<Buffers>(shape, std::move(file), std::move(warn))) {
+    : buffers_(std::make_unique<Buffers>(shape, std::move(file), std::move(warn))) {
   totals_.ranks.resize(shape.ranks);
 }
 
 void Recorder::begin_step(StepKind kind, std::uint64_t step, std::uint32_t tokens) {
-  if (!on_) return;
   Buffers& buffers = *buffers_;
   buffers.clear_step();
   buffers.step_number[buffers.steps] = static_cast<std::int64_t>(step);
@@ -283,25 +283,29 @@ void Recorder::exchange(std::uint32_t block, std::span<const RankReport> reports
   totals_.mean_compute_ns += sum / buffers.shape.ranks;
 }
 
-void Recorder::routes(std::uint32_t block, std::span<const Route> routes) {
+void Recorder::routes(std::uint32_t block, std::span<const Route> routes,
+                      std::span<const std::uint32_t> origins) {
   if (!in_step_ || block >= buffers_->shape.blocks) return;
   Buffers& buffers = *buffers_;
   std::int64_t* counts = &buffers.counts[std::size_t{block} * buffers.shape.experts];
   std::int64_t* even = &buffers.even_counts[std::size_t{block} * buffers.shape.experts];
+  std::int64_t& rows = buffers.layer_rows[buffers.layer_cell(block)];
+  for (std::size_t i = 0; i < routes.size(); ++i) rows += i == 0 || routes[i].row != routes[i - 1].row;
   for (const Route& route : routes) {
     if (route.expert >= buffers.shape.experts) continue;
     counts[route.expert] += 1;
     even[route.expert] += buffers.even;
   }
-  if (buffers.file && buffers.shape.routes) buffers.add_routes(block, routes);
+  if (buffers.file && buffers.shape.routes) buffers.add_routes(block, routes, origins);
 }
 
-void Recorder::Buffers::add_routes(std::uint32_t block, std::span<const Route> chosen) {
+void Recorder::Buffers::add_routes(std::uint32_t block, std::span<const Route> chosen,
+                                   std::span<const std::uint32_t> origins) {
   const std::size_t width = shape.experts_per_token;
   for (std::size_t begin = 0; begin < chosen.size() && routes < route_capacity; ++routes) {
     route_step[routes] = step_number[steps];
     route_layer[routes] = block;
-    route_row[routes] = chosen[begin].row;
+    route_row[routes] = chosen[begin].row < origins.size() ? origins[chosen[begin].row] : chosen[begin].row;
     std::int32_t* ids = &route_ids[routes * width];
     float* weights = &route_weights[routes * width];
     std::fill_n(ids, width, -1);
@@ -349,13 +353,11 @@ void Recorder::write(std::uint64_t steps, std::uint64_t routes) {
 }
 
 void Recorder::flush() {
-  if (!on_) return;
   in_step_ = false;
   write(buffers_->steps, buffers_->routes);
 }
 
 void Recorder::close() {
-  if (!on_) return;
   flush();
   if (!buffers_->file) return;
   try {

@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -58,8 +57,6 @@ struct ProfileTotals {
 
 class Recorder {
  public:
-  /// Records nothing; every call returns at once.
-  Recorder();
   /// file: where to write, or nothing for totals only. The file's clock zero becomes the recorder's.
   /// warn: gets one line, once, if the file cannot be continued; the run goes on.
   explicit Recorder(const RecorderShape& shape, std::unique_ptr<ProfileFile> file = nullptr,
@@ -68,13 +65,11 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  bool on() const { return on_; }
-
+  /// A step lasts from its rows to the tokens chosen from it. One that an error ended is forgotten by the
+  /// next one, or by flush().
   void begin_step(StepKind kind, std::uint64_t step, std::uint32_t tokens);
   /// emitted: tokens that the step added to the output.
   void end_step(std::uint32_t emitted);
-  /// Forgets the step that was begun (an error ended it).
-  void abandon_step() { in_step_ = false; }
 
   // What PhaseTimer and BlockTimer call. Phases nest: the inner one pauses the outer one.
   Phase enter(Phase phase) {
@@ -92,8 +87,10 @@ class Recorder {
 
   /// The expert ranks' parts in a call of this block: Experts::reports() after finish().
   void exchange(std::uint32_t block, std::span<const RankReport> reports);
-  /// Which experts the rows of this step chose in this block, ordered by row.
-  void routes(std::uint32_t block, std::span<const Route> routes);
+  /// Which experts the rows chose in this block, ordered by row. origins: the row of the step for each row
+  /// that routes name; empty where they are the same.
+  void routes(std::uint32_t block, std::span<const Route> routes,
+              std::span<const std::uint32_t> origins = {});
 
   const ProfileTotals& totals() const { return totals_; }
   /// Writes what is buffered, as far as possible without throwing: at the end, and before the program is
@@ -111,7 +108,7 @@ class Recorder {
   }
   void write(std::uint64_t steps, std::uint64_t routes);
 
-  bool on_ = false, in_step_ = false;
+  bool in_step_ = false;
   Phase phase_ = Phase::Other;
   std::int64_t mark_ = 0;          // when the running phase was last charged
   std::int64_t* cells_ = nullptr;  // phase times of the current block, or of what is outside blocks
@@ -119,53 +116,39 @@ class Recorder {
   ProfileTotals totals_;
 };
 
+// Timers of scopes. A null recorder costs a comparison.
+
 /// Charges a scope to a phase: one line where the phase begins.
 class PhaseTimer {
  public:
-  PhaseTimer(Recorder& recorder, Phase phase) : recorder_(recorder), outer_(recorder.enter(phase)) {}
-  ~PhaseTimer() { recorder_.leave(outer_); }
+  PhaseTimer(Recorder* recorder, Phase phase) : recorder_(recorder) {
+    if (recorder_) outer_ = recorder_->enter(phase);
+  }
+  ~PhaseTimer() {
+    if (recorder_) recorder_->leave(outer_);
+  }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
 
  private:
-  Recorder& recorder_;
-  Phase outer_;
+  Recorder* recorder_;
+  Phase outer_ = Phase::Other;
 };
 
 /// Charges a scope to a block (layer or draft stage). Blocks do not nest.
 class BlockTimer {
  public:
-  BlockTimer(Recorder& recorder, std::uint32_t block) : recorder_(recorder) { recorder_.enter_block(block); }
-  ~BlockTimer() { recorder_.leave_block(); }
+  BlockTimer(Recorder* recorder, std::uint32_t block) : recorder_(recorder) {
+    if (recorder_) recorder_->enter_block(block);
+  }
+  ~BlockTimer() {
+    if (recorder_) recorder_->leave_block();
+  }
   BlockTimer(const BlockTimer&) = delete;
   BlockTimer& operator=(const BlockTimer&) = delete;
 
  private:
-  Recorder& recorder_;
-};
-
-/// One step, from its rows to the tokens chosen from it.
-class StepTimer {
- public:
-  StepTimer(Recorder& recorder, StepKind kind, std::uint64_t step, std::uint32_t tokens)
-      : recorder_(recorder), exceptions_(std::uncaught_exceptions()) {
-    recorder_.begin_step(kind, step, tokens);
-  }
-  ~StepTimer() {
-    if (std::uncaught_exceptions() > exceptions_)
-      recorder_.abandon_step();
-    else
-      recorder_.end_step(emitted_);
-  }
-  StepTimer(const StepTimer&) = delete;
-  StepTimer& operator=(const StepTimer&) = delete;
-
-  void emitted(std::uint32_t tokens) { emitted_ = tokens; }
-
- private:
-  Recorder& recorder_;
-  int exceptions_;
-  std::uint32_t emitted_ = 0;
+  Recorder* recorder_;
 };
 
 }  // namespace dsv41

@@ -12,12 +12,12 @@
 namespace dsv41 {
 namespace {
 
-constexpr double kWidth = 1200, kLeft = 70, kRight = 20, kChartHeight = 240;
+constexpr double kWidth = 1200, kLeft = 70, kRight = 20, kChartHeight = 240, kLowChartHeight = 110;
 constexpr double kInner = kWidth - kLeft - kRight;
 constexpr std::size_t kMostBars = 180, kLevels = 8;
 
 constexpr std::array<std::string_view, kPhases> kColours = {
-    "#8a8f98", "#a06a1f", "#d08a20", "#e6bd45", "#5f7fb8", "#2f6fd6", "#74b4f4",
+    "#b98f72", "#a06a1f", "#d08a20", "#e6bd45", "#5f7fb8", "#2f6fd6", "#74b4f4",
     "#8f5fd6", "#c2529d", "#35a25a", "#d64b41", "#22a39a", "#86a33a", "#9aa0a8"};
 
 std::string escaped(std::string_view text) {
@@ -134,8 +134,9 @@ double scale_of(const std::vector<Bar>& bars) {
 double draw_bars(Drawing& drawing, const Profile& profile, StepKind kind, double top) {
   const std::vector<Bar> bars = bars_of(profile, kind);
   if (bars.empty()) return top;
-  const double largest = scale_of(bars), bottom = top + 34 + kChartHeight;
-  const auto height_of = [&](double ms) { return ms / largest * kChartHeight; };
+  const double chart = bars.size() < 8 ? kLowChartHeight : kChartHeight;
+  const double largest = scale_of(bars), bottom = top + 34 + chart;
+  const auto height_of = [&](double ms) { return ms / largest * chart; };
   drawing.text(kLeft, top + 16, "part",
                fmt::format("Time of {} steps, ms", kStepKindNames[static_cast<std::size_t>(kind)]));
   const double tick = tick_distance(largest);
@@ -160,7 +161,7 @@ double draw_bars(Drawing& drawing, const Profile& profile, StepKind kind, double
                       kPhaseInfo[phase].name, bar.ms[phase], bar.total_ms));
     }
     if (bar.total_ms > largest)
-      drawing.path(fmt::format("M{:.1f} {:.1f}h{:.1f}l{:.1f} -6z", x, bottom - kChartHeight - 1, pitch - gap,
+      drawing.path(fmt::format("M{:.1f} {:.1f}h{:.1f}l{:.1f} -6z", x, bottom - chart - 1, pitch - gap,
                                -(pitch - gap) / 2),
                    "cut");
   }

@@ -83,11 +83,12 @@ inline constexpr std::array<Column, 8> kStepColumns = {{
 }};
 
 /// /layers/NAME [steps, blocks]; followed by PHASE_ns of the phases that occur in blocks.
-enum class LayerColumn : std::uint8_t { Start, Total };
-inline constexpr std::array<Column, 2> kLayerColumns = {{
+enum class LayerColumn : std::uint8_t { Start, Total, Rows };
+inline constexpr std::array<Column, 3> kLayerColumns = {{
     {"start_ns", hdf5::Type::Int64, "ns",
      "begin of the block, from the start of the run, clock of rank 0; -1: not run"},
     {"total_ns", hdf5::Type::Int64, "ns", "time in the block; its phases sum to it"},
+    {"rows", hdf5::Type::Int64, "tokens", "rows that chose experts: those whose result is needed further on"},
 }};
 
 /// /ranks/NAME [steps, blocks, ranks].

@@ -1,5 +1,5 @@
-// Counts every C++ allocation of the test program. In a file of its own: where the compiler can inline both sides it
-// takes the pair for a mismatch.
+// Counts every C++ allocation of the test program. In a file of its own: where the compiler can inline both
+// sides it takes the pair for a mismatch.
 #include "tests/runtime/profile/support/allocations.h"
 
 #include <cstdlib>
@@ -14,5 +14,9 @@ void* operator new(std::size_t bytes) {
   if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
