@@ -41,6 +41,7 @@ void Attention::prepare(const Step& step) {
 }
 
 void Attention::store_keys(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x) {
+  PhaseTimer timer(context_.recorder, Phase::Attention);
   const ModelConfig& config = context_.config;
   const AttentionWeights& weights = context_.weights.block(layer).attention;
   const RopeTable& angles = rope(layer);
@@ -60,6 +61,7 @@ void Attention::store_keys(const RowSet& rows, std::uint32_t layer, std::span<co
 
 void Attention::attend(const RowSet& stored, const RowSet& rows, std::uint32_t layer,
                        std::span<const BFloat16> x, std::span<BFloat16> out) {
+  PhaseTimer timer(context_.recorder, Phase::Attention);
   if (rows.rows() > 0) attend_rows(stored, rows, layer, x, out);
   for (const Segment& segment : stored.segments) store_window(segment, layer);
 }
@@ -190,6 +192,7 @@ void Attention::store_main(const RowSet& rows, std::uint32_t layer, std::span<co
 
 void Attention::attend_block(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
                              std::span<BFloat16> out) {
+  PhaseTimer timer(context_.recorder, Phase::Attention);
   const AttentionWeights& weights = context_.weights.block(layer).attention;
   const Ops& ops = context_.compute.ops();
   store_keys(rows, layer, x);

@@ -19,7 +19,10 @@ std::span<const float> Backbone::forward(const Step& step) {
   if (step.rows() == 0 || step.rows() > context_.max_rows)
     throw std::invalid_argument("a step must have between one and max_rows rows");
 
-  engram_.prepare(step);
+  {
+    PhaseTimer timer(context_.recorder, Phase::EngramHash);
+    engram_.prepare(step);
+  }
   attention_.prepare(step);
   main_hidden_.resize(step.rows() * config.dspark_target_layer_ids.size() * config.dim);
   const std::span<Lane> lanes = make_lanes(step);
@@ -58,6 +61,7 @@ std::span<Backbone::Lane> Backbone::make_lanes(const Step& step) {
 }
 
 void Backbone::embed(const Step& step, Lane& lane) {
+  PhaseTimer timer(context_.recorder, Phase::Embed);
   const std::size_t dim = context_.config.dim;
   for (std::size_t row = 0; row < lane.active.rows(); ++row)
     std::copy_n(context_.weights.embed.values + std::size_t{step.tokens[lane.active.origins[row]]} * dim, dim,
@@ -69,6 +73,8 @@ void Backbone::embed(const Step& step, Lane& lane) {
 // half.
 void Backbone::begin_block(const Step& step, std::uint32_t index, Lane& lane) {
   if (lane.active.rows() == 0) return;
+  BlockTimer in_block(context_.recorder, index);
+  PhaseTimer timer(context_.recorder, Phase::HyperConnections);  // what no part below takes for itself
   const BlockWeights& weights = context_.weights.blocks[index];
   const auto layer = static_cast<int>(index);
   const std::size_t dim = context_.config.dim, copies = context_.config.hc_mult;
@@ -106,12 +112,14 @@ void Backbone::begin_block(const Step& step, std::uint32_t index, Lane& lane) {
   hyper_connections_.mixes(lane.stream, rows, weights.hc_ffn, lane.mixes);
   hyper_connections_.collapse_and_normalize(lane.stream, lane.stream.pre, rows, weights.ffn_norm, x());
   context_.observe<BFloat16>("ffn_in", layer, x());
-  moe_.begin(step.number, index, weights.moe, x(), rows, lane.moe);
+  moe_.begin(step.number, index, weights.moe, x(), rows, lane.moe, lane.active.origins);
 }
 
 void Backbone::finish_block(std::uint32_t index, Lane& lane) {
   const std::size_t rows = lane.active.rows(), dim = context_.config.dim, copies = context_.config.hc_mult;
   if (rows == 0) return;
+  BlockTimer in_block(context_.recorder, index);
+  PhaseTimer timer(context_.recorder, Phase::HyperConnections);
   const auto layer = static_cast<int>(index);
   const auto y = first(lane.y, rows * dim);
 
@@ -155,6 +163,7 @@ void Backbone::collect_main_hidden(std::uint32_t layer, const Lane& lane) {
 }
 
 std::span<const float> Backbone::head(const Step& step, std::span<const Lane> lanes) {
+  PhaseTimer timer(context_.recorder, Phase::Head);
   const ModelConfig& config = context_.config;
   const std::size_t dim = config.dim, copies = config.hc_mult, wanted = step.logit_rows.size();
   if (wanted == 0) return {};

@@ -10,6 +10,7 @@
 #include "kernels/compute.h"
 #include "loader/config.h"
 #include "loader/weights.h"
+#include "runtime/profile/recorder.h"
 
 namespace dsv41 {
 
@@ -30,6 +31,7 @@ struct ModelContext {
   Compute& compute;
   std::size_t max_rows;  // of one step; buffers are sized by it once
   Observer* observer = nullptr;
+  Recorder* recorder = nullptr;  // null: nothing is measured
 
   /// layer: Observer::kNoLayer for tensors of the whole pass.
   template <class T>

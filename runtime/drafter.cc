@@ -6,7 +6,7 @@ namespace dsv41 {
 namespace {
 
 ModelContext draft_context(const ModelContext& model, std::size_t rows) {
-  return {model.config, model.weights, model.compute, rows, model.observer};
+  return {model.config, model.weights, model.compute, rows, model.observer, model.recorder};
 }
 
 }  // namespace
@@ -97,6 +97,8 @@ void Drafter::draft(std::uint64_t step, std::span<const Ask> asks) {
 void Drafter::stage(std::uint64_t step, std::uint32_t index) {
   const BlockWeights& weights = weights_.stages[index];
   const std::uint32_t block = context_.config.n_layers + index;
+  BlockTimer in_block(context_.recorder, block);
+  PhaseTimer timer(context_.recorder, Phase::HyperConnections);
   const std::size_t rows = rows_.rows(), dim = context_.config.dim;
   const auto x = first(x_, rows * dim);
   const auto y = first(y_, rows * dim);

@@ -56,7 +56,11 @@ void EngramLayers::forward(const RowSet& active, std::size_t table, Stream& stre
   const auto gathered = first(rows_, rows * width);
   const auto kv = first(kv_, rows * (copies + 1) * dim);
 
-  rows_source_.collect(table, first(rows_, step_rows_ * width));
+  PhaseTimer timer(context_.recorder, Phase::Engram);
+  {
+    PhaseTimer gather(context_.recorder, Phase::EngramGather);
+    rows_source_.collect(table, first(rows_, step_rows_ * width));
+  }
   for (std::size_t row = 0; row < rows; ++row)  // rows that have been left out since move aside
     if (active.origins[row] != row)
       std::copy_n(rows_.data() + active.origins[row] * width, width, rows_.data() + row * width);

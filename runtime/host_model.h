@@ -23,6 +23,7 @@ class HostModel {
   const ModelWeights& weights() const { return weights_; }
   const ModelContext& context() const { return context_; }
   void observe(Observer* observer) { context_.observer = observer; }
+  void record(Recorder* recorder) { context_.recorder = recorder; }
 
   /// Joins the experts, which must outlive the backbone. Once.
   Backbone& connect(Experts& experts);

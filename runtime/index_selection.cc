@@ -22,6 +22,7 @@ IndexSelection::IndexSelection(const ModelContext& context)
 
 void IndexSelection::select(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x,
                             const QuantizedRows& qr, const RopeTable& rope) {
+  PhaseTimer timer(context_.recorder, Phase::Indexer);
   const ModelConfig& config = context_.config;
   const std::uint32_t ratio = config.compress_ratios[layer];
   const std::uint32_t source = config.kv_source(layer);

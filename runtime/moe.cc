@@ -32,19 +32,26 @@ Moe::Call Moe::make_call() const {
 }
 
 void Moe::begin(std::uint64_t step, std::uint32_t block, const MoeWeights& weights,
-                std::span<const BFloat16> x, std::size_t rows, Call& call) {
+                std::span<const BFloat16> x, std::size_t rows, Call& call,
+                std::span<const std::uint32_t> origins) {
   const std::size_t dim = context_.config.dim;
   call.rows = rows;
   route(block, weights, x, call);
-  context_.compute.quantize_rows(x, dim, call.codes, call.scales);
+  if (context_.recorder) context_.recorder->routes(block, call.routes, origins);
   const QuantizedRows quantized{call.codes.data(), call.scales.data(), rows, dim};
-  experts_.begin({step, block, quantized, call.routes});
+  {
+    PhaseTimer timer(context_.recorder, Phase::ExchangeSend);
+    context_.compute.quantize_rows(x, dim, call.codes, call.scales);
+    experts_.begin({step, block, quantized, call.routes});
+  }
   shared_expert(quantized, weights, first(call.shared, rows * dim));
 }
 
 void Moe::finish(std::uint32_t block, Call& call, std::span<BFloat16> out) {
   const std::size_t dim = context_.config.dim, chosen = context_.config.experts_per_token(block);
+  PhaseTimer timer(context_.recorder, Phase::ExchangeWait);
   experts_.finish(first(routed_, call.routes.size() * dim));
+  if (context_.recorder) context_.recorder->exchange(block, experts_.reports());
   context_.compute.threads().parallel_for(call.rows, 1, [&](Range range) {
     for (std::size_t row = range.begin; row < range.end; ++row)
       context_.compute.ops().sum_experts(routed_.data() + row * chosen * dim, chosen,
@@ -53,6 +60,7 @@ void Moe::finish(std::uint32_t block, Call& call, std::span<BFloat16> out) {
 }
 
 void Moe::route(std::uint32_t block, const MoeWeights& weights, std::span<const BFloat16> x, Call& call) {
+  PhaseTimer timer(context_.recorder, Phase::Routing);
   const std::size_t experts = context_.config.experts_of(block),
                     chosen = context_.config.experts_per_token(block);
   const std::size_t rows = call.rows;
@@ -76,6 +84,7 @@ void Moe::route(std::uint32_t block, const MoeWeights& weights, std::span<const 
 }
 
 void Moe::shared_expert(const QuantizedRows& x, const MoeWeights& weights, std::span<BFloat16> out) {
+  PhaseTimer timer(context_.recorder, Phase::SharedExpert);
   const std::size_t inner = weights.shared_w1.n, count = x.rows * inner;
   context_.compute.linear(x, weights.shared_w1, first(gate_, count));
   context_.compute.linear(x, weights.shared_w3, first(up_, count));

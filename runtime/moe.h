@@ -24,9 +24,10 @@ class Moe {
   Call make_call() const;
 
   /// Routes rows x (bf16 [rows, D]), sends them to their experts, and computes the shared expert meanwhile.
-  /// block counts backbone layers, then draft stages.
+  /// block counts backbone layers, then draft stages. origins: rows of the step that these are, for the
+  /// profile; empty: the same numbers.
   void begin(std::uint64_t step, std::uint32_t block, const MoeWeights& weights, std::span<const BFloat16> x,
-             std::size_t rows, Call& call);
+             std::size_t rows, Call& call, std::span<const std::uint32_t> origins = {});
   /// Ends the oldest call that was begun: out bf16 [rows, D].
   void finish(std::uint32_t block, Call& call, std::span<BFloat16> out);
 

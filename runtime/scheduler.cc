@@ -84,12 +84,13 @@ void check_prompt(const ModelConfig& config, std::span<const std::uint32_t> prom
 }
 
 Scheduler::Scheduler(Backbone& backbone, const ModelConfig& config, const Tokenizer& tokenizer,
-                     const SchedulerOptions& options, DraftSource* drafter)
+                     const SchedulerOptions& options, DraftSource* drafter, Recorder* recorder)
     : backbone_(backbone),
       config_(config),
       tokenizer_(tokenizer),
       options_(options),
       drafter_(drafter),
+      recorder_(recorder),
       speculation_(drafter == nullptr ? SpeculationOptions{} : options.speculation,
                    config.dspark_block_size) {}
 
@@ -120,14 +121,26 @@ bool Scheduler::step() {
   admit();
   if (running_.empty()) return false;
   assemble();
+  emitted_ = 0;
+  if (recorder_) recorder_->begin_step(step_kind(), step_.number, static_cast<std::uint32_t>(step_.rows()));
   const auto start = Clock::now();
   const std::span<const float> logits = backbone_.forward(step_);
-  if (drafter_ != nullptr) drafter_->seed(step_, backbone_.main_hidden());
+  if (drafter_ != nullptr) {
+    PhaseTimer timer(recorder_, Phase::Draft);
+    drafter_->seed(step_, backbone_.main_hidden());
+  }
   if (!prefilling_)
     speculation_.step_took(step_.rows(), in_step_.size(), seconds_between(start, Clock::now()));
   collect(logits);
   draft_ahead();
+  if (recorder_) recorder_->end_step(emitted_);
   return true;
+}
+
+// Rows that decode come first in a step.
+StepKind Scheduler::step_kind() const {
+  if (!prefilling_) return StepKind::Decode;
+  return in_step_.front()->prefilled() ? StepKind::Mixed : StepKind::Prefill;
 }
 
 void Scheduler::stop() {
@@ -254,8 +267,7 @@ void Scheduler::prefilled(Active& active, std::span<const std::uint32_t> ids, st
   active.decoding = Clock::now();
   active.result.prefill_seconds = seconds_between(active.admitted, active.decoding);
   if (active.request.max_tokens == 0) return finish(active, FinishReason::Length);
-  const std::uint32_t id = sampler_.sample(logits.last(config_.vocab_size), active.request.sampling,
-                                           active.sequence->length() - 1);
+  const std::uint32_t id = sample(active, logits.last(config_.vocab_size), active.sequence->length() - 1);
   active.pending.assign(1, id);
   if (const auto reason = accept(active, id)) finish(active, *reason);
 }
@@ -268,8 +280,8 @@ void Scheduler::decoded(Active& active, std::span<const std::uint32_t> ids, std:
   std::uint32_t id = 0;
   std::optional<FinishReason> reason;
   do {
-    id = sampler_.sample(logits.subspan(rows * config_.vocab_size, config_.vocab_size),
-                         active.request.sampling, base + static_cast<std::uint32_t>(rows));
+    id = sample(active, logits.subspan(rows * config_.vocab_size, config_.vocab_size),
+                base + static_cast<std::uint32_t>(rows));
     ++rows;
     reason = accept(active, id);
   } while (!reason && rows < ids.size() && ids[rows] == id);
@@ -284,7 +296,13 @@ void Scheduler::decoded(Active& active, std::span<const std::uint32_t> ids, std:
   if (reason) finish(active, *reason);
 }
 
+std::uint32_t Scheduler::sample(const Active& active, std::span<const float> logits, std::uint32_t position) {
+  PhaseTimer timer(recorder_, Phase::Sampling);
+  return sampler_.sample(logits, active.request.sampling, position);
+}
+
 std::optional<FinishReason> Scheduler::accept(Active& active, std::uint32_t id) {
+  ++emitted_;
   GenerationResult& result = active.result;
   result.output_ids.push_back(id);
   if (id == config_.eos_id() && !active.request.ignore_eos) return FinishReason::Stop;
@@ -308,6 +326,7 @@ std::optional<FinishReason> Scheduler::accept(Active& active, std::uint32_t id) 
 }
 
 void Scheduler::draft_ahead() {
+  PhaseTimer timer(recorder_, Phase::Draft);
   speculating_ = drafter_ != nullptr && speculation_.wanted();
   if (!speculating_) return;
   asks_.clear();

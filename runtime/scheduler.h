@@ -64,9 +64,10 @@ struct SchedulerOptions {
 class Scheduler {
  public:
   /// All references must outlive the object.
-  /// drafter: for speculation; null where the model has no draft stages or nobody wants them.
+  /// drafter: for speculation; null where the model has no draft stages or nobody wants them. recorder: gets
+  /// begin and end of every step; null: nothing is measured.
   Scheduler(Backbone& backbone, const ModelConfig& config, const Tokenizer& tokenizer,
-            const SchedulerOptions& options, DraftSource* drafter = nullptr);
+            const SchedulerOptions& options, DraftSource* drafter = nullptr, Recorder* recorder = nullptr);
   ~Scheduler();
 
   /// Throws UsageError: empty prompt, id outside the vocabulary, longer than the context, or state that can
@@ -98,6 +99,8 @@ class Scheduler {
   bool fits(const GenerationRequest& request, std::size_t reserved) const;
   void plan_prefixes(Active& active);
   void assemble();
+  StepKind step_kind() const;
+  std::uint32_t sample(const Active& active, std::span<const float> logits, std::uint32_t position);
   /// Hands each sequence its part of the step: the tokens that were processed and the logits that were
   /// wanted.
   void collect(std::span<const float> logits);
@@ -115,11 +118,13 @@ class Scheduler {
   const Tokenizer& tokenizer_;
   SchedulerOptions options_;
   DraftSource* drafter_;
+  Recorder* recorder_;
   Speculation speculation_;
   std::vector<DraftSource::Ask> asks_;
   std::vector<Active*> asking_;
   Sampler sampler_;
   Step step_;
+  std::uint32_t emitted_ = 0;  // tokens that the step at hand has added to outputs
   bool prefilling_ = false, speculating_ = false;
   std::size_t turn_ = 0;
   std::size_t reserved_bytes_ = 0;

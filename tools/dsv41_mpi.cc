@@ -24,6 +24,7 @@
 #include "runtime/placement.h"
 #include "tools/host_rank.h"
 #include "tools/options.h"
+#include "tools/profiling.h"
 #include "tools/signals.h"
 
 namespace dsv41 {
@@ -65,12 +66,15 @@ struct Prepared {
   std::optional<Checkpoint> checkpoint;
   std::unique_ptr<Compute> compute;
   std::unique_ptr<ExpertSource> source;
-  std::optional<Placement> placement;  // more than one rank
-  std::unique_ptr<HostRank> host;      // rank 0
+  std::optional<Placement> placement;    // more than one rank
+  std::unique_ptr<ProfileFile> profile;  // rank 0, if wanted
+  std::unique_ptr<HostRank> host;        // rank 0
 };
 
 void prepare(const Options& options, const Communicator& communicator, Prepared& prepared,
              StartReport& report) {
+  if (communicator.rank() == 0 && options.profile && !options.dry_run)
+    prepared.profile = std::make_unique<ProfileFile>(*options.profile);
   prepared.checkpoint.emplace(options.model);
   const ModelConfig& config = prepared.checkpoint->config();
   const Ops* ops = nullptr;
@@ -136,7 +140,7 @@ void print_holdings(const Prepared& prepared, const StartVerdict& verdict) {
 }
 
 /// The host rank's run after everybody agreed; whatever happens, the expert ranks are told.
-ExitCode run_host(const Options& options, Communicator& communicator, Prepared& prepared,
+ExitCode run_host(const Options& options, Communicator& communicator, Prepared& prepared, Recorder* recorder,
                   double load_seconds) {
   const ExpertLimits limits = ExpertLimits::of(prepared.checkpoint->config(), options.step_rows());
   std::unique_ptr<Experts> experts;
@@ -144,12 +148,14 @@ ExitCode run_host(const Options& options, Communicator& communicator, Prepared& 
     experts = prepared.placement ? remote_experts(communicator, *prepared.placement,
                                                   prepared.source->geometry(), limits, options.rank_timeout)
                                  : local_experts(*prepared.source, *prepared.compute, limits);
-    prepared.host->run(*experts, load_seconds);
+    prepared.host->run(*experts, recorder, load_seconds);
+    if (recorder) recorder->close();
     experts->close(ExitCode::Ok);
     return ExitCode::Ok;
   } catch (...) {
     const auto [code, message] = describe_failure(std::current_exception());
     fmt::print(stderr, "dsv41-mpi: {}\n", message);
+    if (recorder) recorder->close();  // what was measured until here stays
     if (experts) experts->close(code);
     return code;
   }
@@ -176,8 +182,15 @@ ExitCode run(const Options& options, Communicator& communicator) {
     if (host) print_holdings(prepared, verdict);
     return ExitCode::Ok;
   }
+  std::unique_ptr<Recorder> recorder;
+  if (options.profile) {
+    const RankMachine machine = measure_machine(communicator, *prepared.compute);
+    if (host)
+      recorder = start_recorder(options, communicator, *prepared.checkpoint, prepared.placement,
+                                verdict.reports, machine, std::move(prepared.profile));
+  }
   if (host)
-    return run_host(options, communicator, prepared,
+    return run_host(options, communicator, prepared, recorder.get(),
                     std::chrono::duration<double>(Clock::now() - start).count());
   return run_expert_rank(communicator, *prepared.placement, *prepared.source, *prepared.compute,
                          ExpertLimits::of(prepared.checkpoint->config(), options.step_rows()),

@@ -89,7 +89,8 @@ HostRank::HostRank(const Options& options, const Checkpoint& checkpoint, Compute
     logits_file_ = std::make_unique<LogitsFile>(*options.dump_logits, model_.config().vocab_size);
 }
 
-void HostRank::run(Experts& experts, double load_seconds) {
+void HostRank::run(Experts& experts, Recorder* recorder, double load_seconds) {
+  model_.record(recorder);
   Backbone& backbone = model_.connect(experts);
   if (experts.remote()) backbone.overlap_from(kOverlapRows);
   SchedulerOptions scheduling;
@@ -103,7 +104,7 @@ void HostRank::run(Experts& experts, double load_seconds) {
   Drafter* drafter = options_.speculation.mode == SpeculationOptions::Mode::Off
                          ? nullptr
                          : model_.connect_drafter(experts, options_.batch);
-  Scheduler scheduler(backbone, model_.config(), model_.tokenizer(), scheduling, drafter);
+  Scheduler scheduler(backbone, model_.config(), model_.tokenizer(), scheduling, drafter, recorder);
   if (requests_)
     run_requests(scheduler, experts);
   else

@@ -21,8 +21,9 @@ class HostRank {
   /// object.
   HostRank(const Options& options, const Checkpoint& checkpoint, Compute& compute);
 
-  /// Generates and writes the output. load_seconds is only reported. Throws Error.
-  void run(Experts& experts, double load_seconds);
+  /// Generates and writes the output. recorder: null unless a profile is wanted. load_seconds is only
+  /// reported. Throws Error.
+  void run(Experts& experts, Recorder* recorder, double load_seconds);
 
  private:
   void run_prompt(Scheduler& scheduler, Experts& experts, double load_seconds);

@@ -101,6 +101,9 @@ po::options_description descriptions(bool audit) {
       "rank-timeout", text()->value_name("SECONDS"), "end the job when a rank is silent for so long (60)");
   output.add_options()("dump-logits", text()->value_name("F.h5"),
                        "write /ids and /logits of every processed position")(
+      "profile", text()->value_name("F.h5"),
+      "measure every step; dsv41-profile F.h5 says where the time went")(
+      "profile-routes", "with --profile: also the experts of every row")(
       "dry-run", "open and check everything, print what each rank would hold, stop")(
       "colour", text()->value_name("auto|always|never"), "of the audit's report (auto)")(
       "quiet", "no messages but errors; of an audit: only what is not a pass")(
@@ -207,6 +210,9 @@ Options read_options(const po::variables_map& flags) {
   if (given("speculate")) options.speculation = speculation(text("speculate"));
   options.no_skip = given("no-skip");
   options.no_prefix_sharing = given("no-prefix-sharing");
+  if (given("profile")) options.profile = text("profile");
+  options.profile_routes = given("profile-routes");
+  if (options.profile_routes && !options.profile) throw UsageError("--profile-routes needs --profile F.h5");
   options.ignore_eos = given("ignore-eos");
   options.dry_run = given("dry-run");
   options.audit_only = given("audit-only");

@@ -45,7 +45,8 @@ struct Options {
   std::size_t threads = 0;  // 0: the cores of this machine shared among its ranks
   std::chrono::milliseconds rank_timeout = std::chrono::seconds(60);
 
-  std::optional<std::filesystem::path> dump_logits;
+  std::optional<std::filesystem::path> dump_logits, profile;
+  bool profile_routes = false;
   bool dry_run = false, json = false, quiet = false;
 
   bool audit_only = false;

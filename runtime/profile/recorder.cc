@@ -256,6 +256,7 @@ void Recorder::exchange(std::uint32_t block, std::span<const RankReport> reports
     add(RankColumn::BytesRead, timing.bytes_read);
     add(RankColumn::BytesOut, report.bytes_out);
     add(RankColumn::BytesIn, report.bytes_in);
+    count(RankColumn::Requests, 1);
     count(RankColumn::Tokens, report.rows);
     count(RankColumn::Routes, report.routes);
     count(RankColumn::Experts, timing.experts_touched);

@@ -17,8 +17,8 @@ constexpr double kInner = kWidth - kLeft - kRight;
 constexpr std::size_t kMostBars = 180, kLevels = 8;
 
 constexpr std::array<std::string_view, kPhases> kColours = {
-    "#b98f72", "#a06a1f", "#d08a20", "#e6bd45", "#5f7fb8", "#2f6fd6", "#74b4f4",
-    "#8f5fd6", "#c2529d", "#35a25a", "#d64b41", "#22a39a", "#86a33a", "#9aa0a8"};
+    "#b98f72", "#a06a1f", "#d08a20", "#e6bd45", "#5f7fb8", "#2f6fd6", "#74b4f4", "#8f5fd6",
+    "#c2529d", "#35a25a", "#d64b41", "#22a39a", "#86a33a", "#3d4f9e", "#9aa0a8"};
 
 std::string escaped(std::string_view text) {
   std::string result;

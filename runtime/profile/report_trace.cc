@@ -57,15 +57,26 @@ class Trace {
   std::uint64_t arrows_ = 0;
 };
 
-void trace_block(Trace& trace, const Profile& profile, std::size_t s, std::size_t block) {
+/// Blocks of large steps take turns, half by half. On the track a block ends where the next one begins.
+std::int64_t end_of_block(const Profile& profile, std::size_t s, std::size_t block) {
   const std::int64_t begin = profile.layer(LayerColumn::Start, s, block);
+  std::int64_t end = begin + profile.layer(LayerColumn::Total, s, block);
+  if (block + 1 < profile.blocks && profile.layer(LayerColumn::Start, s, block + 1) > begin)
+    end = std::min(end, profile.layer(LayerColumn::Start, s, block + 1));
+  return end;
+}
+
+void trace_block(Trace& trace, const Profile& profile, std::size_t s, std::size_t block) {
+  const std::int64_t begin = profile.layer(LayerColumn::Start, s, block),
+                     end = end_of_block(profile, s, block);
   const std::string name = block < profile.run.layers ? fmt::format("layer {}", block)
                                                       : fmt::format("draft {}", block - profile.run.layers);
-  trace.slice(0, name, begin, profile.layer(LayerColumn::Total, s, block));
+  trace.slice(0, name, begin, end - begin);
+  const std::int64_t step_begin = profile.step(StepColumn::Start, s);
   std::int64_t at = begin;
   for (const Phase phase : layer_phases()) {
     const std::int64_t length = profile.layer_phase_ns(phase, s, block);
-    if (length > 0) trace.slice(0, phase_name(phase), at, length);
+    if (length > 0 && at < end) trace.slice(0, phase_name(phase), at, std::min(length, end - at));
     at += length;
   }
   for (std::size_t r = 0; r < profile.ranks; ++r) {
@@ -85,10 +96,9 @@ void trace_block(Trace& trace, const Profile& profile, std::size_t s, std::size_
                             profile.rank(RankColumn::BytesRead, s, block, r)));
     trace.slice(rank, "receive", received, receive);
     trace.slice(rank, "compute", received + receive, compute);
-    trace.arrow("request", 0, std::clamp(sent, begin, begin + profile.layer(LayerColumn::Total, s, block)),
-                rank, received);
+    trace.arrow("request", 0, std::clamp(sent, begin, end), rank, received);
     trace.arrow("reply", rank, received + receive + compute, 0,
-                std::clamp(replied, begin, begin + profile.layer(LayerColumn::Total, s, block)));
+                std::clamp(replied, step_begin, step_begin + profile.step(StepColumn::Total, s)));
   }
 }
 

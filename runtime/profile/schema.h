@@ -31,9 +31,10 @@ enum class Phase : std::uint8_t {
   ExchangeWait,
   Head,
   Sampling,
+  Draft,
   Other,
 };
-inline constexpr std::size_t kPhases = 14;
+inline constexpr std::size_t kPhases = 15;
 
 struct PhaseInfo {
   std::string_view name;
@@ -54,6 +55,7 @@ inline constexpr std::array<PhaseInfo, kPhases> kPhaseInfo = {{
     {"exchange_wait", true, "waiting for replies and adding them; with one rank: the experts themselves"},
     {"head", false, "final normalization and logits"},
     {"sampling", false, "choice of the next token"},
+    {"draft", false, "taking hidden states over and proposing tokens, outside of the draft stages"},
     {"other", true, "the rest of the step"},
 }};
 inline constexpr std::string_view phase_name(Phase phase) {
@@ -72,7 +74,7 @@ struct Column {
 /// /steps/NAME [steps]; followed by PHASE_ns of every phase.
 enum class StepColumn : std::uint8_t { Step, Kind, Tokens, Emitted, Start, Total, BytesOut, BytesIn };
 inline constexpr std::array<Column, 8> kStepColumns = {{
-    {"step", hdf5::Type::Int64, "1", "number of the step, from 0"},
+    {"step", hdf5::Type::Int64, "1", "number of the step, from 1"},
     {"kind", hdf5::Type::UInt8, "1", "0 prefill, 1 decode, 2 both in one step"},
     {"tokens", hdf5::Type::UInt32, "tokens", "rows that the step processed"},
     {"emitted", hdf5::Type::UInt32, "tokens", "tokens that the step added to the output"},
@@ -87,7 +89,8 @@ enum class LayerColumn : std::uint8_t { Start, Total, Rows };
 inline constexpr std::array<Column, 3> kLayerColumns = {{
     {"start_ns", hdf5::Type::Int64, "ns",
      "begin of the block, from the start of the run, clock of rank 0; -1: not run"},
-    {"total_ns", hdf5::Type::Int64, "ns", "time in the block; its phases sum to it"},
+    {"total_ns", hdf5::Type::Int64, "ns",
+     "time in the block; its phases sum to it. Large steps run as two halves, which take turns"},
     {"rows", hdf5::Type::Int64, "tokens", "rows that chose experts: those whose result is needed further on"},
 }};
 
@@ -100,6 +103,7 @@ enum class RankColumn : std::uint8_t {
   Receive,
   Compute,
   Send,
+  Requests,
   Tokens,
   Routes,
   Experts,
@@ -109,7 +113,7 @@ enum class RankColumn : std::uint8_t {
   BytesOut,
   BytesIn,
 };
-inline constexpr std::array<Column, 15> kRankColumns = {{
+inline constexpr std::array<Column, 16> kRankColumns = {{
     {"sent_ns", hdf5::Type::Int64, "ns",
      "request posted, from the start of the run, clock of rank 0; -1: no request"},
     {"received_ns", hdf5::Type::Int64, "ns",
@@ -121,6 +125,7 @@ inline constexpr std::array<Column, 15> kRankColumns = {{
     {"receive_ns", hdf5::Type::Int64, "ns", "rank validates and unpacks the request"},
     {"compute_ns", hdf5::Type::Int64, "ns", "rank computes its experts"},
     {"send_ns", hdf5::Type::Int64, "ns", "rank hands over its previous reply"},
+    {"requests", hdf5::Type::UInt32, "1", "requests: two where a large step runs as two halves"},
     {"tokens", hdf5::Type::UInt32, "tokens", "rows sent to the rank"},
     {"routes", hdf5::Type::UInt32, "1", "(token, expert) pairs computed by the rank"},
     {"experts", hdf5::Type::UInt32, "experts", "different experts touched"},

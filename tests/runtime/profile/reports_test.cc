@@ -132,7 +132,7 @@ TEST(Summary, TextJsonAndCsvSayTheSame) {
   EXPECT_THAT(
       csv,
       HasSubstr(
-          "\n1,decode,1,1,1100000,1000000,0,0,0,0,0,0,0,200000,0,40000,0,100000,400000,200000,0,60000\n"));
+          "\n1,decode,1,1,1100000,1000000,0,0,0,0,0,0,0,200000,0,40000,0,100000,400000,200000,0,0,60000\n"));
 }
 
 TEST(Summary, OnlySomeSteps) {
