@@ -1,10 +1,12 @@
-// Writing of the profile (profile_file.h). Tables that a batch fills are chunked so that a write touches
-// whole chunks or overwrites in place: a kill between two flushes leaves what the last flush left.
+// Writing of the profile (profile_file.h). Tables of steps are not compressed: deflating them costs more than
+// the one percent of a step that a profile may take. Their chunks are overwritten in place, so that a kill
+// between two flushes leaves what the last flush left.
 #include "runtime/profile/profile_file.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <numeric>
 #include <system_error>
@@ -14,7 +16,7 @@
 namespace dsv41 {
 namespace {
 
-constexpr std::uint64_t kStepChunkRows = 512;   // one element per step, overwritten in place
+constexpr std::uint64_t kMostChunkRows = 512, kChunkBytes = 16 << 10;
 constexpr std::uint64_t kSpareBytes = 4 << 20;  // left free for the file's own structures and its close
 
 std::vector<Phase> phases_where(const std::function<bool(const PhaseInfo&)>& condition) {
@@ -32,6 +34,12 @@ struct PhaseColumn {
       : name(fmt::format("{}_ns", phase_name(phase))),
         column{name, hdf5::Type::Int64, "ns", kPhaseInfo[static_cast<std::size_t>(phase)].meaning} {}
 };
+
+/// Steps per chunk of a table whose rows have this many elements.
+std::uint64_t chunk_steps(std::uint64_t row_elements) {
+  return std::clamp<std::uint64_t>(std::bit_floor(kChunkBytes / (8 * row_elements + 1)),
+                                   ProfileFile::kChunkSteps, kMostChunkRows);
+}
 
 }  // namespace
 
@@ -96,21 +104,23 @@ void ProfileFile::start(const RunInfo& run, bool routes) {
 
   file_.create_group("/steps");
   for (const Column& column : kStepColumns)
-    step_tables_.push_back(add("/steps", column, {}, kStepChunkRows, false));
+    step_tables_.push_back(add("/steps", column, {}, kMostChunkRows, false));
   for (const Phase phase : step_phases())
-    step_tables_.push_back(add("/steps", PhaseColumn(phase).column, {}, kStepChunkRows, false));
+    step_tables_.push_back(add("/steps", PhaseColumn(phase).column, {}, kMostChunkRows, false));
 
   file_.create_group("/layers");
   file_.attribute("/layers", "axes", "step, block (layers, then draft stages)");
   for (const Column& column : kLayerColumns)
-    layer_tables_.push_back(add("/layers", column, {run.blocks}, kChunkSteps, true));
+    layer_tables_.push_back(add("/layers", column, {run.blocks}, chunk_steps(run.blocks), false));
   for (const Phase phase : layer_phases())
-    layer_tables_.push_back(add("/layers", PhaseColumn(phase).column, {run.blocks}, kChunkSteps, true));
+    layer_tables_.push_back(
+        add("/layers", PhaseColumn(phase).column, {run.blocks}, chunk_steps(run.blocks), false));
 
   file_.create_group("/ranks");
   file_.attribute("/ranks", "axes", "step, block, expert rank (see rank_numbers of /run)");
   for (const Column& column : kRankColumns)
-    rank_tables_.push_back(add("/ranks", column, {run.blocks, ranks}, kChunkSteps, true));
+    rank_tables_.push_back(
+        add("/ranks", column, {run.blocks, ranks}, chunk_steps(run.blocks * ranks), false));
 
   file_.create_group("/experts");
   file_.attribute("/experts", "axes", "block, expert");

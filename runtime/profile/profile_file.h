@@ -46,9 +46,11 @@ struct ProfileBatch {
 
 class ProfileFile {
  public:
-  /// Rows per chunk of the compressed tables. Batches hold multiples of them until the last one: a chunk that
-  /// is written a second time moves, and a kill in between would lose it.
-  static constexpr std::uint64_t kChunkSteps = 8, kChunkRoutes = 256;
+  /// Steps are written this many at a time, until the last ones.
+  static constexpr std::uint64_t kChunkSteps = 8;
+  /// Rows per chunk of /routes, the one compressed group. Batches hold multiples of it until the last one: a
+  /// compressed chunk that is written a second time moves, and a kill in between would lose it.
+  static constexpr std::uint64_t kChunkRoutes = 256;
 
   /// Creates the file, before anything is loaded. UsageError or ResourceError: the path cannot be written.
   explicit ProfileFile(const std::filesystem::path& path);

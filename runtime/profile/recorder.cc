@@ -13,10 +13,11 @@
 namespace dsv41 {
 namespace {
 
-constexpr std::size_t kBufferBytes = 32 << 20;     // all columns of buffered steps
-constexpr std::uint64_t kMostSteps = 32;           // buffered, and so lost when the program is killed
-constexpr std::int64_t kWriteShare = 200;          // writes may take one part in this many of the run
-constexpr std::int64_t kFreeWriteNs = 10'000'000;  // … after this much
+constexpr std::size_t kBufferBytes = 32 << 20;          // all columns of buffered steps
+constexpr std::uint64_t kMostSteps = 512;               // buffered
+constexpr std::int64_t kLongestWaitNs = 1'000'000'000;  // between writes
+constexpr std::int64_t kWriteShare = 200;               // writes may take one part in this many of the run
+constexpr std::int64_t kFreeWriteNs = 10'000'000;       // … after this much
 
 }  // namespace
 
@@ -24,10 +25,11 @@ struct Recorder::Buffers {
   RecorderShape shape;
   std::unique_ptr<ProfileFile> file;
   std::function<void(const std::string&)> warn;
-  std::int64_t zero_ns = 0;    // clock zero of the run
-  std::uint64_t capacity = 0;  // steps
-  std::uint64_t steps = 0;     // buffered
-  std::int64_t write_ns = 0;   // all writes so far
+  std::int64_t zero_ns = 0;        // clock zero of the run
+  std::uint64_t capacity = 0;      // steps
+  std::uint64_t steps = 0;         // buffered
+  std::int64_t written_at_ns = 0;  // end of the last write
+  std::int64_t write_ns = 0;       // all writes so far
   bool even = false;
 
   // Columns, [capacity, …] each. Phase cells lie by (step, block, phase) while a step runs and are spread
@@ -220,7 +222,8 @@ void Recorder::end_step(std::uint32_t emitted) {
   const std::uint64_t whole_routes = buffers.routes - buffers.routes % ProfileFile::kChunkRoutes;
   const std::int64_t allowed_ns = kFreeWriteNs + (mark_ - buffers.zero_ns) / kWriteShare;
   if (buffers.steps == buffers.capacity ||
-      (buffers.steps % ProfileFile::kChunkSteps == 0 && buffers.write_ns < allowed_ns))
+      (buffers.steps % ProfileFile::kChunkSteps == 0 &&
+       (buffers.write_ns < allowed_ns || mark_ - buffers.written_at_ns > kLongestWaitNs)))
     write(buffers.steps, whole_routes);
   else if (buffers.shape.routes &&
            buffers.route_capacity - buffers.routes < blocks * std::size_t{buffers.shape.max_rows})
@@ -350,7 +353,8 @@ void Recorder::write(std::uint64_t steps, std::uint64_t routes) {
   }
   buffers.steps -= steps;
   buffers.keep_routes_from(routes);
-  buffers.write_ns += profile_clock_ns() - begin;
+  buffers.written_at_ns = profile_clock_ns();
+  buffers.write_ns += buffers.written_at_ns - begin;
 }
 
 void Recorder::flush() {
