@@ -43,9 +43,9 @@ def json_texts(directory):
     return texts
 
 
-def headers(programs, config, scratch, repeat):
-    tree = scratch / "tree"
-    subprocess.run([programs / "dsv41-tree", "--config", config, "--out", tree], check=True)
+def headers(programs, config, tree, repeat):
+    if not tree.exists():
+        subprocess.run([programs / "dsv41-tree", "--config", config, "--out", tree], check=True)
     texts = json_texts(tree)
 
     def loads():
@@ -62,10 +62,12 @@ def headers(programs, config, scratch, repeat):
 
 def payload(programs, config, scratch, repeat, shard):
     tree = scratch / "payload"
-    subprocess.run([programs / "dsv41-tree", "--config", config, "--out", tree, "--payload", "random",
-                    "--shards", str(shard)], check=True)
+    if not tree.exists():
+        subprocess.run([programs / "dsv41-tree", "--config", config, "--out", tree, "--payload", "random",
+                        "--shards", str(shard)], check=True)
     file = next(tree.glob("*.safetensors"))
     manifest = scratch / "manifest.jsonl"
+    manifest.unlink(missing_ok=True)  # written each time anew by the first run, compared with by the others
     verify = [programs / "dsv41-mpi", "--audit-only", "--model", tree, "--quiet", "--verify-payload",
               "--manifest", manifest]
     os.sync()
@@ -82,7 +84,8 @@ def main():
     parser.add_argument("--config", type=Path, default=ROOT / "tests/data/release/config.json")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--payload-shard", type=int, default=3, help="shard to fill with data; 0: headers only")
-    parser.add_argument("--scratch", type=Path, help="where trees are made (default: the temporary folder)")
+    parser.add_argument("--scratch", type=Path,
+                        help="keep the trees there, as tree/ and payload/, and use them again (default: temporary ones)")
     parser.add_argument("--out", type=Path, help="write the result there as JSON")
     options = parser.parse_args()
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
@@ -90,10 +93,11 @@ def main():
     result = {"date": time.strftime("%Y-%m-%d"), "commit": commit.stdout.strip(),
               "machine": f"{model[0] if model else platform.machine()}, {os.cpu_count()} cores",
               "load": os.getloadavg()[0]}
-    with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        result["headers"] = headers(options.programs, options.config, Path(folder), options.repeat)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = options.scratch or Path(folder)
+        result["headers"] = headers(options.programs, options.config, scratch / "tree", options.repeat)
         if options.payload_shard:
-            result["payload"] = payload(options.programs, options.config, Path(folder), 3, options.payload_shard)
+            result["payload"] = payload(options.programs, options.config, scratch, 3, options.payload_shard)
     result["headers"]["times_faster"] = result["headers"]["json_loads_s"] / result["headers"]["audit_s"]
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")

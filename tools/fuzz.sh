@@ -23,7 +23,11 @@ cmake --build build/fuzz --target "${targets[@]/%/_fuzz}"
 for target in "${targets[@]}"; do
   mkdir -p "build/fuzz/corpus/$target"
   echo "== $target, $seconds s"
-  "build/fuzz/bin/${target}_fuzz" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 \
+  if ! "build/fuzz/bin/${target}_fuzz" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 \
     -print_final_stats=1 -artifact_prefix="build/fuzz/${target}-" \
-    "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" 2>&1 | tail -n 9
+    "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"build/fuzz/$target.log" 2>&1; then
+    tail -n 100 "build/fuzz/$target.log"
+    exit 1
+  fi
+  grep -E "^Done|peak_rss" "build/fuzz/$target.log"
 done
