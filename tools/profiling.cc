@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <ctime>
 
+#include "loader/error.h"
+
 namespace dsv41 {
 namespace {
 
@@ -113,7 +115,12 @@ std::unique_ptr<Recorder> start_recorder(const Options& options, const Communica
   for (std::uint32_t block = 0; block < run.blocks; ++block)
     for (auto& owners = run.owners.emplace_back(); owners.size() < config.experts_of(block);)
       owners.push_back(placement ? placement->owner(block, static_cast<std::uint32_t>(owners.size())) : 0);
-  file->start(run, options.profile_routes);
+  try {
+    file->start(run, options.profile_routes);
+  } catch (const ResourceError& error) {  // a full disk stops the profile, not the run
+    fmt::print(stderr, "dsv41-mpi: no profile: {}\n", error.what());
+    return nullptr;
+  }
 
   RecorderShape shape;
   shape.blocks = run.blocks;

@@ -27,7 +27,7 @@ struct RankMachine {
 /// Collective: relates clocks, then measures on all ranks at once how fast they read memory.
 RankMachine measure_machine(Communicator& communicator, Compute& compute);
 
-/// On rank 0. placement: none when experts are in this process.
+/// On rank 0; null, and one line, when the disk is full. placement: none when experts are in this process.
 std::unique_ptr<Recorder> start_recorder(const Options& options, const Communicator& communicator,
                                          const Checkpoint& checkpoint,
                                          const std::optional<Placement>& placement,

@@ -13,11 +13,11 @@
 namespace dsv41 {
 namespace {
 
-constexpr std::size_t kBufferBytes = 32 << 20;          // all columns of buffered steps
-constexpr std::uint64_t kMostSteps = 512;               // buffered
-constexpr std::int64_t kLongestWaitNs = 1'000'000'000;  // between writes
-constexpr std::int64_t kWriteShare = 400;               // writes may take one part in this many of the run
-constexpr std::int64_t kFreeWriteNs = 3'000'000;        // … after this much
+constexpr std::size_t kBufferBytes = 32 << 20;        // all columns of buffered steps
+constexpr std::uint64_t kMostSteps = 512;             // buffered
+constexpr std::int64_t kLongestWaitNs = 500'000'000;  // between writes
+constexpr std::int64_t kWriteShare = 200;             // writes may take one part in this many of the run
+constexpr std::int64_t kFreeWriteNs = 3'000'000;      // … after this much
 
 }  // namespace
 
@@ -209,8 +209,10 @@ void Recorder::end_step(std::uint32_t emitted) {
     for (std::size_t phase = 0; phase < kPhases; ++phase) {
       const std::int64_t cell = buffers.cells[block * kPhases + phase];
       sum += cell;
-      if (kPhaseInfo[phase].in_layers) buffers.layer_phase[phase][step * blocks + block] = cell;
-      else elsewhere += cell;
+      if (kPhaseInfo[phase].in_layers)
+        buffers.layer_phase[phase][step * blocks + block] = cell;
+      else
+        elsewhere += cell;
     }
     buffers.layer_phase[static_cast<std::size_t>(Phase::Other)][step * blocks + block] += elsewhere;
     buffers.layer_total[step * blocks + block] = sum;
