@@ -1,12 +1,13 @@
-// What profiling costs: decoding steps of one run in one process, in turns of some steps with the recorder
-// and some without, writes included; then the recorder alone at the size of the released model.
-//   profile_overhead [CHECKPOINT [TURNS]]
+// What profiling costs: decoding steps of one run in one process, every other one with the recorder, writes
+// included; then the recorder alone at the size of the released model.
+//   profile_overhead [CHECKPOINT [STEPS]]
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,6 @@
 namespace dsv41 {
 namespace {
 
-constexpr std::size_t kStepsPerTurn = 64;
-
 /// CPU time of this process: what a busy machine does not disturb.
 double cpu_us() {
   timespec time{};
@@ -29,10 +28,9 @@ double cpu_us() {
   return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
 }
 
-/// The lower quartile: other programs on the machine only ever add.
-double quartile(std::vector<double> values) {
+double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  return values[values.size() / 4];
+  return values[values.size() / 2];
 }
 
 RunInfo run_info(std::uint32_t blocks, std::uint32_t experts, std::uint32_t per_token, std::uint32_t ranks) {
@@ -64,7 +62,7 @@ std::unique_ptr<Recorder> make_recorder(const std::string& path, const RunInfo& 
   return std::make_unique<Recorder>(shape, std::move(file));
 }
 
-void decode(const std::filesystem::path& directory, std::size_t turns, const std::string& path) {
+void decode(const std::filesystem::path& directory, std::size_t steps, const std::string& path) {
   const Checkpoint checkpoint(directory);
   const ModelConfig& config = checkpoint.config();
   Compute compute(find_backend("auto"), 1);
@@ -82,7 +80,12 @@ void decode(const std::filesystem::path& directory, std::size_t turns, const std
   Sampler sampler;
   Step step;
   std::uint32_t id = 0;
-  const auto run_step = [&](Recorder* active) {
+  // With, without, with, … step by step: what the machine does meanwhile disturbs both alike.
+  std::vector<double> on, off, ends;
+  for (std::size_t i = 0; i < steps; ++i) {
+    Recorder* const active = i % 2 == 1 ? recorder.get() : nullptr;
+    model.record(active);
+    const double begin = cpu_us();
     step.clear();
     ++step.number;
     if (active) active->begin_step(StepKind::Decode, step.number, 1);
@@ -92,23 +95,22 @@ void decode(const std::filesystem::path& directory, std::size_t turns, const std
       PhaseTimer timer(active, Phase::Sampling);
       id = sampler.sample(logits, {}, sequence.length() - 1);
     }
-    if (active) active->end_step(1);
-  };
-  std::vector<double> costs;
-  for (std::size_t turn = 0; turn < 2 * turns + 1; ++turn) {
-    Recorder* const active = turn % 2 == 1 ? recorder.get() : nullptr;
-    model.record(active);
-    const double begin = cpu_us();
-    for (std::size_t i = 0; i < kStepsPerTurn; ++i) run_step(active);
-    costs.push_back((cpu_us() - begin) / kStepsPerTurn);
+    const double end = cpu_us();
+    (active ? on : off).push_back(end - begin);
+    if (!active) continue;
+    active->end_step(1);
+    ends.push_back(cpu_us() - end);
   }
-  std::vector<double> off, on;
-  for (std::size_t turn = 0; turn < costs.size(); ++turn) (turn % 2 == 1 ? on : off).push_back(costs[turn]);
-  const double without = quartile(off), with = quartile(on);
+  // Writes are in the end of few steps. Their number follows the time of the run, half of which is without.
+  const double without = median(off), recording = median(on) - without, end = median(ends);
+  const double writes =
+      (std::accumulate(ends.begin(), ends.end(), 0.0) / static_cast<double>(ends.size()) - end) / 2;
   fmt::print(
-      "decode {}: {:.1f} us per step without, {:.1f} us ({:+.2f} %) with a profile; lower quartiles of {} "
-      "turns of {} steps, CPU time\n",
-      directory.filename().string(), without, with, 100 * (with / without - 1), turns, kStepsPerTurn);
+      "decode {}: {:.1f} us per step; with a profile {:+.1f} us recording, {:+.1f} us end of step, {:+.1f} "
+      "us writes: "
+      "{:+.2f} %; {} steps, CPU time\n",
+      directory.filename().string(), without, recording, end, writes,
+      100 * (recording + end + writes) / without, steps);
 }
 
 /// Every call of a decoding step of the released model with this many expert ranks, without the model.
@@ -168,9 +170,9 @@ void recorder_alone(std::uint32_t ranks, bool routes, const std::string& path) {
 
 int main(int argc, char** argv) {
   const std::filesystem::path directory = argc > 1 ? argv[1] : "tests/checkpoints/capitals";
-  const std::size_t turns = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 15;
+  const std::size_t steps = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 4000;
   const std::string path = (std::filesystem::temp_directory_path() / "profile_overhead.h5").string();
-  dsv41::decode(directory, turns, path);
+  dsv41::decode(directory, steps, path);
   for (const std::uint32_t ranks : {1u, 4u, 8u}) dsv41::recorder_alone(ranks, false, path);
   dsv41::recorder_alone(8, true, path);
   std::filesystem::remove(path);
