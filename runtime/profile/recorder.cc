@@ -32,8 +32,8 @@ struct Recorder::Buffers {
   std::int64_t write_ns = 0;       // all writes so far
   bool even = false;
 
-  // Columns, [capacity, …] each. Phase cells lie by (step, block, phase) while a step runs and are spread
-  // over the columns at its end.
+  // Columns, [capacity, …] each. What is large is filled from the cells at a write, when it is done for many
+  // steps at once: between two calls the model leaves little of the caches.
   std::vector<std::int64_t> step_number, start, total, step_bytes_out, step_bytes_in;
   std::vector<std::uint8_t> kind;
   std::vector<std::uint32_t> tokens, emitted;
@@ -42,7 +42,9 @@ struct Recorder::Buffers {
   std::array<std::vector<std::int64_t>, kRankColumns.size()> rank_wide;     // the columns of 8 bytes
   std::array<std::vector<std::uint32_t>, kRankColumns.size()> rank_narrow;  // and of 4
 
-  std::vector<std::int64_t> cells;  // [blocks + 1, kPhases]; the last row is outside of blocks
+  using RankCells = std::array<std::int64_t, kRankColumns.size()>;
+  std::vector<std::int64_t> cells;    // [capacity, blocks + 1, kPhases]; the last row is outside of blocks
+  std::vector<RankCells> rank_cells;  // [capacity, blocks, ranks]
   std::vector<std::int64_t> counts, even_counts;
   std::uint64_t routes = 0, route_capacity = 0;
   std::vector<std::int64_t> route_step;
@@ -52,19 +54,16 @@ struct Recorder::Buffers {
   ProfileBatch batch;
 
   std::size_t layer_cell(std::uint32_t block) const { return steps * shape.blocks + block; }
-  std::size_t rank_cell(std::uint32_t block, std::size_t rank) const {
-    return layer_cell(block) * shape.ranks + rank;
+  std::int64_t* phase_cells(std::size_t step, std::size_t block) {
+    return &cells[(step * (shape.blocks + 1) + block) * kPhases];
   }
-  std::int64_t& wide(RankColumn column, std::size_t cell) {
-    return rank_wide[static_cast<std::size_t>(column)][cell];
-  }
-  std::uint32_t& narrow(RankColumn column, std::size_t cell) {
-    return rank_narrow[static_cast<std::size_t>(column)][cell];
-  }
+  std::size_t ranks_per_step() const { return std::size_t{shape.blocks} * shape.ranks; }
 
   Buffers(const RecorderShape& given, std::unique_ptr<ProfileFile> target,
           std::function<void(const std::string&)> say);
   void clear_step();
+  void spread_phases();
+  void spread_ranks();
   void add_routes(std::uint32_t block, std::span<const Route> chosen, std::span<const std::uint32_t> origins);
   void keep_routes_from(std::uint64_t first);
 };
@@ -73,8 +72,8 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
                            std::function<void(const std::string&)> say)
     : shape(given), file(std::move(target)), warn(std::move(say)) {
   const std::size_t blocks = shape.blocks, cells_per_step = blocks * shape.ranks;
-  const std::size_t step_bytes = 8 * (kPhases + blocks * kPhases + cells_per_step * kRankColumns.size());
-  capacity = std::clamp<std::uint64_t>(kBufferBytes / step_bytes, 1, kMostSteps);
+  const std::size_t step_bytes = 16 * (kPhases + blocks * kPhases + cells_per_step * kRankColumns.size());
+  capacity = file ? std::clamp<std::uint64_t>(kBufferBytes / step_bytes, 1, kMostSteps) : 1;
   if (capacity > ProfileFile::kChunkSteps) capacity -= capacity % ProfileFile::kChunkSteps;
   zero_ns = file ? file->clock_zero_ns() : profile_clock_ns();
 
@@ -96,7 +95,8 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
     else
       rank_narrow[column].resize(capacity * cells_per_step);
   }
-  cells.resize((blocks + 1) * kPhases);
+  cells.resize(capacity * (blocks + 1) * kPhases);
+  rank_cells.resize(capacity * cells_per_step);
   counts.resize(blocks * shape.experts);
   even_counts.resize(blocks * shape.experts);
   if (shape.routes) {
@@ -130,19 +130,55 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
 }
 
 void Recorder::Buffers::clear_step() {
-  std::fill(cells.begin(), cells.end(), 0);
-  const std::size_t first_layer = layer_cell(0), first_rank = rank_cell(0, 0),
-                    rank_cells = std::size_t{shape.blocks} * shape.ranks;
-  std::fill_n(layer_start.begin() + static_cast<std::ptrdiff_t>(first_layer), shape.blocks, -1);
-  std::fill_n(layer_rows.begin() + static_cast<std::ptrdiff_t>(first_layer), shape.blocks, 0);
-  for (auto& column : rank_wide)
-    if (!column.empty()) std::fill_n(column.begin() + static_cast<std::ptrdiff_t>(first_rank), rank_cells, 0);
-  for (auto& column : rank_narrow)
-    if (!column.empty()) std::fill_n(column.begin() + static_cast<std::ptrdiff_t>(first_rank), rank_cells, 0);
+  std::fill_n(phase_cells(steps, 0), (shape.blocks + 1) * kPhases, 0);
+  RankCells none{};
   for (const RankColumn column : {RankColumn::Sent, RankColumn::Received, RankColumn::Replied})
-    std::fill_n(rank_wide[static_cast<std::size_t>(column)].begin() + static_cast<std::ptrdiff_t>(first_rank),
-                rank_cells, -1);
+    none[static_cast<std::size_t>(column)] = -1;
+  std::fill_n(rank_cells.begin() + static_cast<std::ptrdiff_t>(steps * ranks_per_step()), ranks_per_step(),
+              none);
+  const auto first_layer = static_cast<std::ptrdiff_t>(layer_cell(0));
+  std::fill_n(layer_start.begin() + first_layer, shape.blocks, -1);
+  std::fill_n(layer_rows.begin() + first_layer, shape.blocks, 0);
   step_bytes_out[steps] = step_bytes_in[steps] = 0;
+}
+
+void Recorder::Buffers::spread_phases() {
+  const std::size_t blocks = shape.blocks;
+  for (std::size_t step = 0; step < steps; ++step) {
+    std::array<std::int64_t, kPhases> sums;
+    std::copy_n(phase_cells(step, blocks), kPhases, sums.begin());
+    for (std::size_t block = 0; block < blocks; ++block) {
+      const std::int64_t* phases = phase_cells(step, block);
+      std::int64_t sum = 0, elsewhere = 0;  // elsewhere: of phases that have no column here
+      for (std::size_t phase = 0; phase < kPhases; ++phase) {
+        sum += phases[phase];
+        sums[phase] += phases[phase];
+        if (kPhaseInfo[phase].in_layers)
+          layer_phase[phase][step * blocks + block] = phases[phase];
+        else
+          elsewhere += phases[phase];
+      }
+      layer_phase[static_cast<std::size_t>(Phase::Other)][step * blocks + block] += elsewhere;
+      layer_total[step * blocks + block] = sum;
+    }
+    for (std::size_t phase = 0; phase < kPhases; ++phase) step_phase[phase][step] = sums[phase];
+  }
+}
+
+void Recorder::Buffers::spread_ranks() {
+  constexpr std::size_t tile = 64;  // cells that stay in the nearest cache while all columns take theirs
+  const std::size_t count = steps * ranks_per_step();
+  for (std::size_t begin = 0; begin < count; begin += tile) {
+    const std::size_t end = std::min(count, begin + tile);
+    for (std::size_t column = 0; column < kRankColumns.size(); ++column) {
+      if (!rank_wide[column].empty()) {
+        for (std::size_t i = begin; i < end; ++i) rank_wide[column][i] = rank_cells[i][column];
+      } else {
+        for (std::size_t i = begin; i < end; ++i)
+          rank_narrow[column][i] = static_cast<std::uint32_t>(rank_cells[i][column]);
+      }
+    }
+  }
 }
 
 Recorder::~Recorder() {
@@ -162,7 +198,7 @@ void Recorder::begin_step(StepKind kind, std::uint64_t step, std::uint32_t token
   buffers.kind[buffers.steps] = static_cast<std::uint8_t>(kind);
   buffers.tokens[buffers.steps] = tokens;
   buffers.even = step % 2 == 0;
-  cells_ = &buffers.cells[std::size_t{buffers.shape.blocks} * kPhases];
+  cells_ = buffers.phase_cells(buffers.steps, buffers.shape.blocks);
   phase_ = Phase::Other;
   in_step_ = true;
   mark_ = profile_clock_ns();
@@ -172,7 +208,7 @@ void Recorder::begin_step(StepKind kind, std::uint64_t step, std::uint32_t token
 void Recorder::enter_block(std::uint32_t block) {
   if (!in_step_ || block >= buffers_->shape.blocks) return;
   charge(profile_clock_ns());
-  cells_ = &buffers_->cells[std::size_t{block} * kPhases];
+  cells_ = buffers_->phase_cells(buffers_->steps, block);
   std::int64_t& start = buffers_->layer_start[buffers_->layer_cell(block)];
   if (start < 0) start = mark_ - buffers_->zero_ns;
 }
@@ -180,7 +216,7 @@ void Recorder::enter_block(std::uint32_t block) {
 void Recorder::leave_block() {
   if (!in_step_) return;
   charge(profile_clock_ns());
-  cells_ = &buffers_->cells[std::size_t{buffers_->shape.blocks} * kPhases];
+  cells_ = buffers_->phase_cells(buffers_->steps, buffers_->shape.blocks);
 }
 
 void Recorder::end_step(std::uint32_t emitted) {
@@ -198,24 +234,9 @@ void Recorder::end_step(std::uint32_t emitted) {
   totals.emitted += emitted;
   totals.total_ns += buffers.total[step];
   const std::size_t blocks = buffers.shape.blocks;
-  for (std::size_t phase = 0; phase < kPhases; ++phase) {
-    std::int64_t sum = buffers.cells[blocks * kPhases + phase];
-    for (std::size_t block = 0; block < blocks; ++block) sum += buffers.cells[block * kPhases + phase];
-    buffers.step_phase[phase][step] = sum;
-    totals.phase_ns[phase] += sum;
-  }
-  for (std::size_t block = 0; block < blocks; ++block) {
-    std::int64_t sum = 0, elsewhere = 0;  // elsewhere: of a phase that has no column here
-    for (std::size_t phase = 0; phase < kPhases; ++phase) {
-      const std::int64_t cell = buffers.cells[block * kPhases + phase];
-      sum += cell;
-      if (kPhaseInfo[phase].in_layers)
-        buffers.layer_phase[phase][step * blocks + block] = cell;
-      else
-        elsewhere += cell;
-    }
-    buffers.layer_phase[static_cast<std::size_t>(Phase::Other)][step * blocks + block] += elsewhere;
-    buffers.layer_total[step * blocks + block] = sum;
+  for (std::size_t block = 0; block <= blocks; ++block) {
+    const std::int64_t* phases = buffers.phase_cells(step, block);
+    for (std::size_t phase = 0; phase < kPhases; ++phase) totals.phase_ns[phase] += phases[phase];
   }
   ++buffers.steps;
 
@@ -242,33 +263,34 @@ void Recorder::exchange(std::uint32_t block, std::span<const RankReport> reports
     const std::size_t rank = report.rank == 0 ? 0 : report.rank - 1;
     if (rank >= buffers.shape.ranks) continue;
     const RankTiming& timing = report.timing;
-    const std::size_t cell = buffers.rank_cell(block, rank);
-    const auto add = [&](RankColumn column, std::uint64_t value) {
-      buffers.wide(column, cell) += static_cast<std::int64_t>(value);
+    Buffers::RankCells& cells = buffers.rank_cells[buffers.layer_cell(block) * buffers.shape.ranks + rank];
+    const auto cell = [&](RankColumn column) -> std::int64_t& {
+      return cells[static_cast<std::size_t>(column)];
     };
-    const auto count = [&](RankColumn column, std::uint32_t value) { buffers.narrow(column, cell) += value; };
+    const auto add = [&](RankColumn column, std::uint64_t value) {
+      cell(column) += static_cast<std::int64_t>(value);
+    };
     const auto since_start = [&](std::uint64_t clock) {
       return static_cast<std::int64_t>(clock) - buffers.zero_ns;
     };
-    if (buffers.wide(RankColumn::Replied, cell) <
-        0) {  // a block that runs twice in a step keeps its first begin
-      buffers.wide(RankColumn::Sent, cell) = since_start(report.sent_at_ns);
-      buffers.wide(RankColumn::Received, cell) = since_start(timing.received_at_ns);
+    if (cell(RankColumn::Replied) < 0) {  // a block that runs twice in a step keeps its first begin
+      cell(RankColumn::Sent) = since_start(report.sent_at_ns);
+      cell(RankColumn::Received) = since_start(timing.received_at_ns);
     }
-    buffers.wide(RankColumn::Replied, cell) = since_start(report.replied_at_ns);
+    cell(RankColumn::Replied) = since_start(report.replied_at_ns);
     add(RankColumn::Wait, timing.wait_ns);
     add(RankColumn::Receive, timing.receive_ns);
     add(RankColumn::Compute, timing.compute_ns);
     add(RankColumn::Send, timing.send_ns);
+    add(RankColumn::Requests, 1);
+    add(RankColumn::Tokens, report.rows);
+    add(RankColumn::Routes, report.routes);
+    add(RankColumn::Experts, timing.experts_touched);
+    add(RankColumn::CacheHits, timing.cache_hits);
+    add(RankColumn::CacheMisses, timing.cache_misses);
     add(RankColumn::BytesRead, timing.bytes_read);
     add(RankColumn::BytesOut, report.bytes_out);
     add(RankColumn::BytesIn, report.bytes_in);
-    count(RankColumn::Requests, 1);
-    count(RankColumn::Tokens, report.rows);
-    count(RankColumn::Routes, report.routes);
-    count(RankColumn::Experts, timing.experts_touched);
-    count(RankColumn::CacheHits, timing.cache_hits);
-    count(RankColumn::CacheMisses, timing.cache_misses);
     buffers.step_bytes_out[buffers.steps] += static_cast<std::int64_t>(report.bytes_out);
     buffers.step_bytes_in[buffers.steps] += static_cast<std::int64_t>(report.bytes_in);
 
@@ -344,6 +366,10 @@ void Recorder::write(std::uint64_t steps, std::uint64_t routes) {
   Buffers& buffers = *buffers_;
   if (!buffers.file || steps + routes == 0) return;
   const std::int64_t begin = profile_clock_ns();
+  if (steps > 0) {  // all of them
+    buffers.spread_phases();
+    buffers.spread_ranks();
+  }
   buffers.batch.steps = steps;
   buffers.batch.routes = routes;
   try {

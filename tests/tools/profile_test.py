@@ -215,8 +215,10 @@ class Kills(unittest.TestCase):
                                        stderr=subprocess.DEVNULL, env=environment(), start_new_session=True)
             try:
                 text = bytearray()
-                while len(text) < 600 and started.poll() is None:
+                first = None  # a few writes after the first token, which come every half second
+                while (len(text) < 600 or time.monotonic() < first + 2) and started.poll() is None:
                     text += os.read(started.stdout.fileno(), 65536)
+                    first = first or time.monotonic()
                 with h5py.File(file, "r") as running:  # readable while it is being written
                     self.assertGreater(whole_steps(running), 0)
                 ranks = self.ranks_of(started.pid)
