@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -46,11 +47,16 @@ class Id {
   herr_t (*release_)(hid_t) = nullptr;
 };
 
+/// Whether a file was given up that could not be written to its end: closing the library would write to it.
+bool abandoned = false;
+
 void prepare_library() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // A file that could not be written to its end must not keep the process from exiting.
     H5dont_atexit();
+    std::atexit([] {
+      if (!abandoned) H5close();
+    });
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // errors become exceptions, not prints
   });
 }
@@ -134,6 +140,7 @@ struct Writer::Impl {
       // Writing on would leave less than what the last flush left; closing writes.
       for (Dataset& dataset : datasets) dataset.id.abandon();
       file.abandon();
+      abandoned = true;
     }
     close();
     if (descriptor >= 0) ::close(descriptor);
