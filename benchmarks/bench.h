@@ -19,11 +19,15 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string backend = "auto";
-  std::size_t threads = 0;        // 0: both one thread and all of the machine
-  std::size_t buffer_mib = 1024;  // weights pass through a buffer that no cache holds
-  double seconds = 0.5;           // spent on each figure
-  std::vector<std::size_t> rows;  // activation rows; empty: 1, 2, 4, 8, 32, 128
-  std::string only;               // part of a case's name; empty: all cases
+  std::size_t threads = 0;                  // 0: both one thread and all of the machine
+  std::size_t buffer_mib = 1024;            // weights pass through a buffer that no cache holds
+  double seconds = 0.5;                     // spent on each figure
+  std::vector<std::size_t> rows;            // activation rows; empty: 1, 2, 4, 8, 32, 128
+  std::string only;                         // part of a case's name; empty: all cases
+  std::string config;                       // of the synthetic model; the released geometry unless given
+  std::size_t pool_mib = 2048;              // synthetic weights: FP8 codes, as much FP4, half of it BF16
+  std::vector<std::size_t> contexts{1024};  // tokens that a sequence already has
+  std::vector<std::size_t> sequences{1};    // in one step
 };
 
 /// Anonymous memory with huge pages, filled by copies of `pattern`.
@@ -81,5 +85,6 @@ std::vector<std::uint8_t> random_bytes(std::size_t count, std::uint64_t seed);
 Json run_read(const Options& options);
 Json run_linears(const Options& options);
 Json run_ops(const Options& options);
+Json run_decode(const Options& options);
 
 }  // namespace dsv41::bench

@@ -21,6 +21,8 @@ constexpr Subcommand kSubcommands[] = {
     {"linears", "products by shape, format and number of rows, beside the read bandwidth",
      dsv41::bench::run_linears},
     {"ops", "attention, index scores, quantizers, norms, ... on one thread", dsv41::bench::run_ops},
+    {"decode", "whole decode steps of a synthetic model by context, sequences and rows",
+     dsv41::bench::run_decode},
 };
 
 void print_help(const boost::program_options::options_description& description) {
@@ -44,7 +46,13 @@ int main(int argc, char** argv) try {
       "buffer-mib", po::value(&options.buffer_mib)->default_value(options.buffer_mib),
       "memory that weights pass through")("rows", po::value(&options.rows)->multitoken(),
                                           "activation rows (default 1 2 4 8 32 128)")(
-      "only", po::value(&options.only)->default_value(""), "cases whose name contains this");
+      "only", po::value(&options.only)->default_value(""), "cases whose name contains this")(
+      "config", po::value(&options.config)->default_value(DSV41_RELEASED_CONFIG),
+      "config.json of the synthetic model")("pool-mib",
+                                            po::value(&options.pool_mib)->default_value(options.pool_mib),
+                                            "memory of its FP8 codes; FP4 takes as much, BF16 half of it")(
+      "contexts", po::value(&options.contexts)->multitoken(), "tokens a sequence already has (default 1024)")(
+      "sequences", po::value(&options.sequences)->multitoken(), "sequences in one step (default 1)");
   po::options_description all;
   all.add(visible).add_options()("subcommand", po::value(&subcommand));
   po::positional_options_description positions;
@@ -59,6 +67,9 @@ int main(int argc, char** argv) try {
   if (options.buffer_mib < 64 || options.buffer_mib > (std::size_t{1} << 20))
     throw std::invalid_argument("--buffer-mib " + std::to_string(options.buffer_mib) +
                                 " is not between 64 and 1048576");
+  if (options.pool_mib < 128 || options.pool_mib > (std::size_t{1} << 20))
+    throw std::invalid_argument("--pool-mib " + std::to_string(options.pool_mib) +
+                                " is not between 128 and 1048576");
   for (const Subcommand& candidate : kSubcommands) {
     if (subcommand != candidate.name) continue;
     Json document{{"benchmark", subcommand}, {"machine", dsv41::bench::describe_machine(options)}};

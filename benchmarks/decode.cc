@@ -1,0 +1,86 @@
+// dsv41-bench decode: whole decode steps at full geometry, by context length, number of sequences and rows,
+// beside the time that their bytes take at the read bandwidth of the same run.
+#include <cstdio>
+
+#include "benchmarks/step_runner.h"
+
+namespace dsv41::bench {
+namespace {
+
+struct Case {
+  std::uint32_t context;
+  std::size_t sequences, rows;  // rows of each sequence: the pending token and drafts
+};
+
+Json measure(StepRunner& runner, const SyntheticModel& model, const Options& options, const Case& c) {
+  std::vector<Sequence> sequences;
+  for (std::size_t i = 0; i < c.sequences; ++i) sequences.push_back(runner.sequence(c.context));
+  StepCost best;
+  best.seconds = 1e300;
+  std::vector<double> times;
+  double read = 0, bytes = 0;
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t i = 0;
+       i < 4 ||
+       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < options.seconds;
+       ++i) {
+    read = std::max(read, runner.read_rate());
+    Step step;
+    for (Sequence& sequence : sequences) step.add(sequence, runner.tokens(c.rows), c.rows);
+    const StepCost cost = runner.forward(step, StepKind::Decode);
+    for (Sequence& sequence : sequences) sequence.rollback(c.context);
+    if (i == 0) continue;  // sizes buffers
+    times.push_back(cost.seconds);
+    if (cost.seconds < best.seconds) best = cost;
+  }
+  std::sort(times.begin(), times.end());
+  bytes = model.host_bytes().layers + model.host_bytes().head + best.expert_bytes;
+  const double limit = bytes / read, rows = static_cast<double>(c.sequences * c.rows);
+  std::fprintf(stderr, "context %8u  sequences %2zu  rows %zu  %8.1f ms  %5.2f x limit  %7.2f rows/s\n",
+               c.context, c.sequences, c.rows, best.seconds * 1e3, best.seconds / limit, rows / best.seconds);
+  return {{"context", c.context},
+          {"sequences", c.sequences},
+          {"rows_per_sequence", c.rows},
+          {"best_ms", best.seconds * 1e3},
+          {"median_ms", times[times.size() / 2] * 1e3},
+          {"repetitions", times.size()},
+          {"host_weight_bytes", bytes - best.expert_bytes},
+          {"expert_bytes", best.expert_bytes},
+          {"read_bytes_per_s", read},
+          {"limit_ms", limit * 1e3},
+          {"times_limit", best.seconds / limit},
+          {"rows_per_s", rows / best.seconds},
+          {"state_bytes_per_sequence", sequences[0].bytes()},
+          {"phases_ms", phases_json(best)}};
+}
+
+}  // namespace
+
+Json run_decode(const Options& options) {
+  SyntheticModel model(options.config, options.pool_mib << 20);
+  Json results = Json::array();
+  for (const std::size_t threads : thread_counts(options)) {
+    std::size_t most_rows = 0, most_sequences = 0;
+    std::vector<Case> cases;
+    const auto rows = options.rows.empty() ? std::vector<std::size_t>{1} : options.rows;
+    for (const std::size_t context : options.contexts)
+      for (const std::size_t sequences : options.sequences)
+        for (const std::size_t count : rows) {
+          if (context == 0 || context + count > model.config().max_positions())
+            throw std::invalid_argument("--contexts " + std::to_string(context) +
+                                        " is outside of the model's");
+          cases.push_back({static_cast<std::uint32_t>(context), sequences, count});
+          most_rows = std::max(most_rows, sequences * count);
+          most_sequences = std::max(most_sequences, sequences);
+        }
+    StepRunner runner(model, options, threads, most_rows, most_sequences);
+    for (const Case& c : cases) {
+      Json result = measure(runner, model, options, c);
+      result["threads"] = threads;
+      results.push_back(std::move(result));
+    }
+  }
+  return results;
+}
+
+}  // namespace dsv41::bench
