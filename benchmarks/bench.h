@@ -28,6 +28,7 @@ struct Options {
   std::size_t pool_mib = 2048;              // synthetic weights: FP8 codes, as much FP4, half of it BF16
   std::vector<std::size_t> contexts{1024};  // tokens that a sequence already has
   std::vector<std::size_t> sequences{1};    // in one step
+  std::vector<std::size_t> prompts{16384};  // lengths
 };
 
 /// Anonymous memory with huge pages, filled by copies of `pattern`.
@@ -86,5 +87,7 @@ Json run_read(const Options& options);
 Json run_linears(const Options& options);
 Json run_ops(const Options& options);
 Json run_decode(const Options& options);
+Json run_prefill(const Options& options);
+Json run_speculation(const Options& options);
 
 }  // namespace dsv41::bench

@@ -23,6 +23,9 @@ constexpr Subcommand kSubcommands[] = {
     {"ops", "attention, index scores, quantizers, norms, ... on one thread", dsv41::bench::run_ops},
     {"decode", "whole decode steps of a synthetic model by context, sequences and rows",
      dsv41::bench::run_decode},
+    {"prefill", "chunks of a long prompt, with and without skipped layer-rows", dsv41::bench::run_prefill},
+    {"speculation", "cost of drafting and verifying, and the acceptance from which it pays",
+     dsv41::bench::run_speculation},
 };
 
 void print_help(const boost::program_options::options_description& description) {
@@ -52,7 +55,8 @@ int main(int argc, char** argv) try {
                                             po::value(&options.pool_mib)->default_value(options.pool_mib),
                                             "memory of its FP8 codes; FP4 takes as much, BF16 half of it")(
       "contexts", po::value(&options.contexts)->multitoken(), "tokens a sequence already has (default 1024)")(
-      "sequences", po::value(&options.sequences)->multitoken(), "sequences in one step (default 1)");
+      "sequences", po::value(&options.sequences)->multitoken(), "sequences in one step (default 1)")(
+      "prompts", po::value(&options.prompts)->multitoken(), "prompt lengths (default 16384)");
   po::options_description all;
   all.add(visible).add_options()("subcommand", po::value(&subcommand));
   po::positional_options_description positions;
