@@ -16,7 +16,8 @@ using Wide = unsigned __int128;
 
 constexpr std::uint64_t kMaxBuckets = std::uint64_t{1}
                                       << 40;  // per column; bounds the search and every sum of primes
-constexpr std::uint32_t kMaxColumns = 4096;
+constexpr std::uint32_t kMaxColumns = 4096;   // of a layer
+constexpr std::uint64_t kMaxPrimes = 65'536;  // of all layers: a second of searching
 constexpr std::uint64_t kSeedPerLayer = 10007;
 
 /// NumPy's SeedSequence for one integer: hashes its 32-bit words into a pool of four, then into as many as
@@ -151,6 +152,8 @@ void require_layout(const ModelConfig& config) {
   refuse("engram_compressed_vocab_size", config.engram_compressed_vocab_size, 1,
          std::numeric_limits<std::uint32_t>::max());
   refuse("length of engram_layer_ids", config.engram_layer_ids.size(), 0, 1024);
+  refuse("entries of engram_layer_ids * (engram_max_ngram_size-1) * engram_n_heads",
+         config.engram_layer_ids.size() * std::uint64_t{config.n_hash_columns()}, 0, kMaxPrimes);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ using simdjson::dom::element_type;
 
 constexpr std::size_t kConfigBytes = 4u << 20;  // the released files have 3 KB
 constexpr std::size_t kConfigDepth = 16;        // the released files nest 3 deep
+constexpr std::size_t kMaxListEntries = 4096;   // the released lists have 43 at most; checks compare lists
 
 /// Reads values out of one file; every refusal names the file, the key as that file spells it, and what was
 /// found.
@@ -101,6 +102,8 @@ class ConfigReader {
   void read(element found, std::vector<Type>& member) {
     simdjson::dom::array array;
     if (found.get_array().get(array) != simdjson::SUCCESS) fail_type("a list", found);
+    if (array.size() > kMaxListEntries)
+      fail(fmt::format("has {} entries; at most {} are read", array.size(), kMaxListEntries));
     member.clear();
     for (const element entry : array) read(entry, member.emplace_back());
   }
@@ -153,6 +156,10 @@ ModelConfig parse_config(std::string_view json, std::string_view name) {
   ConfigReader reader(name, nested);
   for (const ConfigField& field : config_fields())
     if (nested || !field.nested_only()) reader.read(field, root, config);
+  // Whatever is kept per block is as long as compress_ratios should be.
+  if (config.n_blocks() > kMaxListEntries)
+    throw CheckpointError(fmt::format("{}: n_layers {} + n_mtp_layers {} are more than {} blocks", name,
+                                      config.n_layers, config.n_mtp_layers, kMaxListEntries));
   return config;
 }
 

@@ -22,6 +22,7 @@ constexpr std::size_t kMaxFileBytes = std::size_t{1} << 28;
 constexpr std::size_t kMaxDepth = 32;
 constexpr std::uint64_t kMaxId = (1u << 22) - 1;  // far above any vocabulary; bounds what a gap can allocate
 constexpr std::size_t kMaxPatterns = 16;
+constexpr std::size_t kMaxAddedBytes = 1024;  // the search tries every position of a text against all of it
 constexpr std::uint32_t kNoId = std::numeric_limits<std::uint32_t>::max();
 
 /// The byte-level alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up, in order.
@@ -344,6 +345,9 @@ class Reader {
       });
       if (content.empty() || token.id == kNoId || flags != 5)
         refuse(fmt::format("added token {} needs an id, a content and five flags", text_of(entry)));
+      if (content.size() > kMaxAddedBytes)
+        refuse(fmt::format("added token {} has {} bytes, at most {} are supported", token.id, content.size(),
+                           kMaxAddedBytes));
       if (seen.insert(content, token.id)) refuse(fmt::format("added token \"{}\" comes twice", content));
       const std::optional<std::uint32_t> known = ids_.find(content);
       if (!known)

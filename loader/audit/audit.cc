@@ -45,8 +45,10 @@ struct ReadConfig {
 };
 
 ReadConfig read(const AuditOptions& options) {
-  const fs::path file = options.config ? *options.config : find_config(options.directory);
   std::error_code error;
+  if (!fs::is_directory(options.directory, error))
+    throw CheckpointError(fmt::format("{}: no such checkpoint directory", options.directory.string()));
+  const fs::path file = options.config ? *options.config : find_config(options.directory);
   if (!fs::is_regular_file(file, error))
     throw CheckpointError(fmt::format("{}: no such config file", file.string()));
   ReadConfig result;
@@ -83,9 +85,6 @@ EvidenceInput gather(const AuditOptions& options, const ModelConfig& config, boo
   input.config = config;
   input.header_prefix = options.header_prefix;
   input.threads = options.threads;
-  std::error_code error;
-  if (!fs::is_directory(options.directory, error))
-    throw CheckpointError(fmt::format("{}: no such checkpoint directory", options.directory.string()));
   const std::vector<std::string> files = find_shards(options.directory, options.header_prefix);
   if (files.empty())
     throw CheckpointError(fmt::format("{}: no *.safetensors shard in it{}", options.directory.string(),
@@ -101,7 +100,7 @@ EvidenceInput gather(const AuditOptions& options, const ModelConfig& config, boo
       const MappedFile mapped(*index);
       input.index = parse_weight_index(mapped.text(), index->string(), mapped.readable());
     } else if (job == 1) {
-      if (expect) input.expected = inventory(with_regular_lists(config));
+      if (expect) input.expected = Expectation(inventory(with_regular_lists(config)));
     } else {
       input.local[job - 2] = read_shard(options.directory, files[job - 2], options.header_prefix);
     }
@@ -115,7 +114,7 @@ DerivedRows derive(const AuditOptions& options, const ModelConfig& config) {
   // The prime search is as long as the config asks for; nothing near these bounds is a model.
   constexpr std::uint64_t kMaxColumns = 65'536, kMaxVocabulary = std::uint64_t{1} << 40;
   const std::uint64_t columns = std::uint64_t{config.engram_max_ngram_size} * config.engram_n_heads;
-  if (config.engram_max_ngram_size < 2 || columns > kMaxColumns || config.engram_layer_ids.size() > 4096 ||
+  if (config.engram_max_ngram_size < 2 || columns > kMaxColumns ||
       columns * config.engram_layer_ids.size() > kMaxColumns || config.engram_vocab_size > kMaxVocabulary) {
     derived.failure = fmt::format(
         "cannot derive bucket ranges from engram_max_ngram_size {}, engram_n_heads {}, "

@@ -36,6 +36,12 @@ class Claim {
       contradictions_.push_back(fmt::format(format, std::forward<Arguments>(arguments)...));
     ++contradicted_;
   }
+  /// Takes over contradictions that were noted while the evidence was gathered.
+  void contradict(const Contradictions& noted, std::string_view what = "") {
+    for (const std::string& line : noted.first)
+      if (contradictions_.size() < kKept) contradictions_.push_back(fmt::format("{}{}", what, line));
+    contradicted_ += noted.count;
+  }
   void wait_for(std::uint32_t shard) {
     if (shard != kNone) waiting_.insert(shard);
   }

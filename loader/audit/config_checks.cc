@@ -58,12 +58,11 @@ Check sources_read_compressed_positions(const Evidence& evidence) {
 Check index_sources_have_a_kv_source(const Evidence& evidence) {
   const ModelConfig& config = evidence.config();
   Claim claim(evidence, "config: every index source has a KV source at or below it");
-  for (const std::uint32_t layer : config.index_source_layers) {
-    const auto below = [&](std::uint32_t source) { return source <= layer; };
-    if (std::none_of(config.kv_source_layers.begin(), config.kv_source_layers.end(), below))
-      claim.contradict("index source {} lies below every KV source of {}", layer,
-                       list_text(config.kv_source_layers));
-  }
+  const auto lowest = std::min_element(config.kv_source_layers.begin(), config.kv_source_layers.end());
+  const std::string kv_sources = list_text(config.kv_source_layers);
+  for (const std::uint32_t layer : config.index_source_layers)
+    if (lowest == config.kv_source_layers.end() || layer < *lowest)
+      claim.contradict("index source {} lies below every KV source of {}", layer, kv_sources);
   return claim.conclude("");
 }
 

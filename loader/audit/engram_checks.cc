@@ -10,16 +10,15 @@ namespace {
 constexpr std::string_view kTable = "engram.embed.weight";
 
 Check tables_sit_on_their_layers(const Evidence& evidence) {
-  const std::vector<std::uint32_t>& layers = evidence.config().engram_layer_ids;
+  const std::string layers = list_text(evidence.config().engram_layer_ids);
   Claim claim(evidence, "engram: the tables sit on exactly engram_layer_ids");
   for (const std::uint32_t i : evidence.other_than_experts()) {
     const ExpectedState& tensor = evidence.tensors()[i];
     if (tensor.name.in_block() && tensor.name.part == kTable) claim.require(tensor);
   }
   for (const StrayState& stray : evidence.strays())
-    if (stray.name.is_engram())
-      claim.contradict("{}: no Engram layer of {}", stray.full_name, list_text(layers));
-  return claim.conclude(fmt::format("engram_layer_ids {}", list_text(layers)));
+    if (stray.name.is_engram()) claim.contradict("{}: no Engram layer of {}", stray.full_name, layers);
+  return claim.conclude(fmt::format("engram_layer_ids {}", layers));
 }
 
 Check gate_and_value_projections(const Evidence& evidence) {

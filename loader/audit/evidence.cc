@@ -36,8 +36,41 @@ ModelConfig with_regular_lists(ModelConfig config) {
   return config;
 }
 
-Evidence::Evidence(EvidenceInput input) : input_(std::move(input)), expected_names_(input_.expected.size()) {
-  expect();
+Expectation::Expectation(Inventory inventory)
+    : inventory_(std::move(inventory)), names_(inventory_.size()), states_(inventory_.size()) {
+  for (std::uint32_t i = 0; i < states_.size(); ++i) {
+    const ExpectedTensor& expected = inventory_[i];
+    states_[i].expected = &expected;
+    states_[i].name = parse_tensor_name(expected.name);
+    names_.insert(expected.name, i);
+    if (!states_[i].name.is_expert) others_.push_back(i);
+  }
+  find_scales();
+}
+
+void Expectation::find_scales() {
+  constexpr std::string_view kWeight = ".weight", kScale = ".scale";
+  for (std::uint32_t i = 0; i < states_.size(); ++i) {
+    const std::string_view name = inventory_[i].name;
+    const DType dtype = inventory_[i].dtype;
+    if ((dtype != DType::F8E4M3 && dtype != DType::I8) || !name.ends_with(kWeight)) continue;
+    const std::string_view stem = name.substr(0, name.size() - kWeight.size());
+    const auto is_scale = [&](std::string_view other) {
+      return other.size() == stem.size() + kScale.size() && other.starts_with(stem) &&
+             other.ends_with(kScale);
+    };
+    if (i + 1 < states_.size() && is_scale(inventory_[i + 1].name))  // the usual order
+      states_[i].scale = i + 1;
+    else if (const auto found = names_.find(std::string(stem) + std::string(kScale)))
+      states_[i].scale = *found;
+  }
+}
+
+Evidence::Evidence(EvidenceInput input)
+    : input_(std::move(input)),
+      tensors_(input_.expected.take_states()),
+      others_(input_.expected.take_others()),
+      found_in_(tensors_.size(), kNone) {
   look_up_names();
   name_shards();
   match_local_shards();
@@ -46,35 +79,6 @@ Evidence::Evidence(EvidenceInput input) : input_(std::move(input)), expected_nam
     compare_with_index();
   else
     note_local_layout_shards();
-}
-
-void Evidence::expect() {
-  const std::size_t count = input_.expected.size();
-  tensors_.resize(count);
-  found_in_.assign(count, kNone);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const ExpectedTensor& expected = input_.expected[i];
-    ExpectedState& state = tensors_[i];
-    state.expected = &expected;
-    state.name = parse_tensor_name(expected.name);
-    expected_names_.insert(expected.name, i);
-    if (!state.name.is_expert) others_.push_back(i);
-  }
-  constexpr std::string_view kWeight = ".weight", kScale = ".scale";
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::string_view name = input_.expected[i].name;
-    const DType dtype = input_.expected[i].dtype;
-    if ((dtype != DType::F8E4M3 && dtype != DType::I8) || !name.ends_with(kWeight)) continue;
-    const std::string_view stem = name.substr(0, name.size() - kWeight.size());
-    const auto is_scale = [&](std::string_view other) {
-      return other.size() == stem.size() + kScale.size() && other.starts_with(stem) &&
-             other.ends_with(kScale);
-    };
-    if (i + 1 < count && is_scale(input_.expected[i + 1].name))  // the usual order
-      tensors_[i].scale = i + 1;
-    else if (const auto found = expected_names_.find(std::string(stem) + std::string(kScale)))
-      tensors_[i].scale = *found;
-  }
 }
 
 /// Most of the audit's time: two look-ups for each of 96,085 names, so they are shared among threads.
@@ -90,7 +94,7 @@ void Evidence::look_up_names() {
       const std::uint32_t guess = last + step;
       if (guess < tensors_.size() && tensors_[guess].expected->name == name) return guess;
     }
-    return expected_names_.find(name).value_or(kNone);
+    return input_.expected.names().find(name).value_or(kNone);
   };
   const std::size_t batches = (index_positions_.size() + kEntriesAtOnce - 1) / kEntriesAtOnce;
   run_in_parallel(files + batches, input_.threads, [&](std::size_t job) {
@@ -176,7 +180,7 @@ void Evidence::read_headers() {
       readable_bytes_ += tensor.bytes();
       const TensorInfo*& header = position != kNone ? tensors_[position].header : stray(tensor.name).header;
       if (header != nullptr) {
-        duplicates_.push_back(fmt::format("{} is also in {}", tensor.name, shard.file_name));
+        duplicates_.add("{} is also in {}", tensor.name, shard.file_name);
         continue;
       }
       header = &tensor;
@@ -186,7 +190,7 @@ void Evidence::read_headers() {
 }
 
 void Evidence::compare_with_index() {
-  const auto contradict = [&](std::string text) { index_contradictions_.push_back(std::move(text)); };
+  Contradictions& found = index_contradictions_;
   NameIndex strays_listed;
   for (std::size_t i = 0; i < input_.index->entries.size(); ++i) {
     const WeightIndex::Entry& entry = input_.index->entries[i];
@@ -201,27 +205,26 @@ void Evidence::compare_with_index() {
       header = state.header;
       const std::uint32_t file = found_in_[position];
       if (header != nullptr && shard_of_local_[file] != home_number)
-        contradict(fmt::format("{}: the index assigns it to {}, {} holds it", entry.tensor, home.file,
-                               input_.local[file].file_name));
+        found.add("{}: the index assigns it to {}, {} holds it", entry.tensor, home.file,
+                  input_.local[file].file_name);
     } else {
       strays_listed.insert(entry.tensor, 0);
       header = stray(entry.tensor).header;
     }
     if (header == nullptr && home.local)
-      contradict(
-          fmt::format("{}: the index assigns it to {}, whose header lacks it", entry.tensor, home.file));
+      found.add("{}: the index assigns it to {}, whose header lacks it", entry.tensor, home.file);
   }
   for (std::uint32_t i = 0; i < tensors_.size(); ++i)
     if (tensors_[i].header != nullptr && !tensors_[i].indexed)
-      contradict(fmt::format("{}: in {}, but the index does not list it", tensors_[i].expected->name,
-                             input_.local[found_in_[i]].file_name));
+      found.add("{}: in {}, but the index does not list it", tensors_[i].expected->name,
+                input_.local[found_in_[i]].file_name);
   for (const StrayState& state : strays_)
     if (state.header != nullptr && !strays_listed.find(state.full_name))
-      contradict(fmt::format("{}: in a header, but the index does not list it", state.full_name));
+      found.add("{}: in a header, but the index does not list it", state.full_name);
   for (std::size_t i = 0; i < input_.local.size(); ++i)
     if (input_.local[i].readable && shard_of_local_[i] == kNone)
-      contradict(fmt::format("{} is a shard that the index does not name", input_.local[i].file_name));
-  for (const std::string& duplicate : duplicates_) contradict(duplicate);
+      found.add("{} is a shard that the index does not name", input_.local[i].file_name);
+  found.add(duplicates_);
 }
 
 void Evidence::note_local_layout_shards() {

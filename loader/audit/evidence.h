@@ -2,11 +2,14 @@
 // show. Uses config, inventory and headers. Specified in docs/checkpoint.md, "dsv41-mpi --audit-only".
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "loader/audit/local_shards.h"
@@ -44,13 +47,53 @@ struct StrayState {
   const TensorInfo* header = nullptr;
 };
 
+/// Lines about what contradicts: all are counted, the first few kept. A damaged index can make millions.
+struct Contradictions {
+  std::vector<std::string> first;
+  std::size_t count = 0;
+
+  template <typename... Arguments>
+  void add(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+    if (first.size() < kKept) first.push_back(fmt::format(format, std::forward<Arguments>(arguments)...));
+    ++count;
+  }
+  void add(const Contradictions& others) {
+    for (const std::string& line : others.first)
+      if (first.size() < kKept) first.push_back(line);
+    count += others.count;
+  }
+  static constexpr std::size_t kKept = 16;
+};
+
+/// All tensors that the config calls for, with an index of their names.
+class Expectation {
+ public:
+  Expectation() = default;
+  explicit Expectation(Inventory inventory);
+
+  const Inventory& inventory() const { return inventory_; }
+  /// In the inventory's order, whose tensors they point to; nothing is known yet about where they are.
+  std::vector<ExpectedState> take_states() { return std::move(states_); }
+  /// Positions of everything but routed experts.
+  std::vector<std::uint32_t> take_others() { return std::move(others_); }
+  const NameIndex& names() const { return names_; }
+
+ private:
+  void find_scales();
+
+  Inventory inventory_;
+  NameIndex names_;
+  std::vector<ExpectedState> states_;
+  std::vector<std::uint32_t> others_;
+};
+
 enum class Presence { Present, Absent, Unknown };
 
 struct EvidenceInput {
   ModelConfig config;
   std::vector<LocalShard> local;
   std::optional<WeightIndex> index;
-  Inventory expected;
+  Expectation expected;
   bool header_prefix = false;
   unsigned threads = 0;  // for the look-ups; 0: one per processor
 };
@@ -70,10 +113,10 @@ class Evidence {
   /// Positions in tensors() of everything but routed experts: 1,621 of the released 96,085.
   const std::vector<std::uint32_t>& other_than_experts() const { return others_; }
   const std::vector<StrayState>& strays() const { return strays_; }
-  /// Contradictions between index and local headers, one line each.
-  const std::vector<std::string>& index_contradictions() const { return index_contradictions_; }
+  /// Contradictions between index and local headers.
+  const Contradictions& index_contradictions() const { return index_contradictions_; }
   /// Tensors that two local shards hold.
-  const std::vector<std::string>& duplicates() const { return duplicates_; }
+  const Contradictions& duplicates() const { return duplicates_; }
 
   Presence presence(const ExpectedState& tensor) const;
   /// Its header would be in a shard that is not here.
@@ -83,7 +126,6 @@ class Evidence {
   bool complete() const;
 
  private:
-  void expect();
   void look_up_names();
   void name_shards();
   void match_local_shards();
@@ -93,7 +135,6 @@ class Evidence {
   StrayState& stray(std::string_view name);
 
   EvidenceInput input_;
-  NameIndex expected_names_;
   std::vector<ExpectedState> tensors_;
   std::vector<std::uint32_t> others_;
   std::vector<StrayState> strays_;
@@ -105,7 +146,7 @@ class Evidence {
       positions_;                               // per local file and header entry: in tensors_, or kNone
   std::vector<std::uint32_t> index_positions_;  // per index entry: the same
   std::vector<std::uint32_t> found_in_;         // per expected tensor: the local file that holds it, or kNone
-  std::vector<std::string> index_contradictions_, duplicates_;
+  Contradictions index_contradictions_, duplicates_;
   std::uint64_t readable_tensors_ = 0, readable_bytes_ = 0;
 };
 

@@ -8,8 +8,7 @@ namespace dsv41::audit {
 void check_index(const Evidence& evidence, Checks& checks) {
   if (!evidence.index()) return;
   Claim claim(evidence, "index: every local shard holds exactly the tensors the index assigns it");
-  for (const std::string& contradiction : evidence.index_contradictions())
-    claim.contradict("{}", contradiction);
+  claim.contradict(evidence.index_contradictions());
   const auto local = std::count_if(evidence.shards().begin(), evidence.shards().end(),
                                    [](const Shard& shard) { return shard.local; });
   std::string observed = fmt::format("{} of {} shards are here", local, evidence.shards().size());

@@ -102,7 +102,7 @@ Check counts_are_not_zero(const Evidence& evidence) {
   Claim claim(evidence, "inventory: the tensor count and byte total are non-zero");
   if (evidence.readable_tensors() == 0 || evidence.readable_bytes() == 0)
     claim.contradict("nothing could be read");
-  for (const std::string& duplicate : evidence.duplicates()) claim.contradict("counted twice: {}", duplicate);
+  claim.contradict(evidence.duplicates(), "counted twice: ");
   return claim.conclude(fmt::format("{} tensors, {} bytes", grouped(evidence.readable_tensors()),
                                     grouped(evidence.readable_bytes())));
 }

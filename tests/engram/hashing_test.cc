@@ -102,6 +102,11 @@ TEST(HashLayout, RefusesSizesThatCannotBe) {
   refuses([](ModelConfig& c) { c.engram_n_heads = 0; });
   refuses([](ModelConfig& c) { c.engram_n_heads = 4'000'000'000u; });
   refuses([](ModelConfig& c) { c.engram_compressed_vocab_size = 0; });
+  refuses([](ModelConfig& c) {  // 2,621,440 primes, each size by itself permitted
+    c.engram_layer_ids.assign(1024, 1);
+    c.engram_max_ngram_size = 11;
+    c.engram_n_heads = 256;
+  });
 }
 
 /// Row ids of a whole sequence, oldest first, through the four-token window that a sequence keeps.

@@ -53,6 +53,11 @@ INSTANTIATE_TEST_SUITE_P(
                    "0, 0, 0]",
                    "0, 0]",
                    {"config: len(compress_ratios) == n_layers + n_mtp_layers"}},
+        // 8 GiB for their ratios alone: refused before anything is made for them.
+        ConfigCase{"absurd_layers",
+                   "\"n_layers\": 40",
+                   "\"n_layers\": 2147483647",
+                   {"config: every required field is present"}},
         ConfigCase{"draft_ratio", "0, 0, 0]", "0, 0, 2]", {"config: MTP layers compress nothing"}},
         ConfigCase{"targets",
                    "[37, 38, 39]",

@@ -125,7 +125,7 @@ TEST(Config, EveryFieldIsReadFromBothLayouts) {
     json[at] = value.is_string()    ? ordered_json("other")
                : value.is_array()   ? ordered_json::array()
                : value.is_boolean() ? ordered_json(!value.get<bool>())
-                                    : ordered_json(7777);
+                                    : ordered_json(1234);
     EXPECT_THAT(differing_fields(parse_config(json.dump(), "x"), original),
                 ElementsAre(std::string(field.flat)));
     if (field.nested_only()) continue;
@@ -158,6 +158,19 @@ std::string with(const std::string& key, const std::string& raw_value) {
   flat[key] = "@@";
   std::string text = flat.dump();
   return text.replace(text.find("\"@@\""), 4, raw_value);
+}
+
+std::string nested_with(const char* pointer, const std::string& raw_value) {
+  ordered_json nested = released_nested();
+  nested[ordered_json::json_pointer(pointer)] = "@@";
+  std::string text = nested.dump();
+  return text.replace(text.find("\"@@\""), 4, raw_value);
+}
+
+std::string list_of(std::size_t entries) {
+  std::string text = "[2";
+  for (std::size_t i = 1; i < entries; ++i) text += ",2";
+  return text + "]";
 }
 
 class HostileConfig : public ::testing::TestWithParam<HostileText> {};
@@ -194,6 +207,15 @@ INSTANTIATE_TEST_SUITE_P(
         HostileText{"text_number", with("rope_theta", "\"1\""), "should be a number"},
         HostileText{"list_of_text", with("compress_ratios", R"(["a"])"), "should be a non-negative integer"},
         HostileText{"number_for_list", with("compress_ratios", "2"), "should be a list"},
+        HostileText{"long_list", with("kv_source_layers", list_of(4097)),
+                    "\"kv_source_layers\" has 4097 entries; at most 4096 are read"},
+        HostileText{"long_nested_list", nested_with("/text_config/index_source_layer_ids", list_of(500'000)),
+                    "\"text_config.index_source_layer_ids\" has 500000 entries"},
+        HostileText{"long_nested_only_list", nested_with("/architectures", list_of(4097)),
+                    "\"architectures\" has 4097 entries"},
+        HostileText{"many_blocks", with("n_layers", "4094"),
+                    "n_layers 4094 + n_mtp_layers 3 are more than 4096"},
+        HostileText{"most_blocks", with("n_layers", "2147483647"), "are more than 4096 blocks"},
         HostileText{"number_for_text", with("dtype", "8"), "should be a string"},
         HostileText{"newline_in_text", with("dim", R"("a\nb")"), "should be a non-negative integer"}),
     [](const auto& test) { return std::string(test.param.label); });

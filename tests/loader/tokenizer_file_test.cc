@@ -121,6 +121,8 @@ const Damage kDamages[] = {
     {"MergeTwice", [](json& f) { f["model"]["merges"].push_back(f["model"]["merges"][0]); }, "are the same"},
     {"MergesNoList", [](json& f) { f["model"]["merges"] = 3; }, "not a list"},
     {"AddedEmpty", [](json& f) { f["added_tokens"].push_back(added(800, "")); }, "needs"},
+    {"AddedLong", [](json& f) { f["added_tokens"].push_back(added(800, std::string(1025, 'x'))); },
+     "added token 800 has 1025 bytes"},
     {"AddedTwice", [](json& f) { f["added_tokens"].push_back(added(800, "<think>")); }, "comes twice"},
     {"AddedIdTaken", [](json& f) { f["added_tokens"].push_back(added(5, "<new>")); }, "id 5"},
     {"AddedContradictsVocab", [](json& f) { f["added_tokens"].push_back(added(800, "a")); },
