@@ -13,6 +13,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <thread>
 
 #include "loader/checkpoint.h"
@@ -22,6 +23,7 @@
 #include "runtime/expert_rank.h"
 #include "runtime/experts.h"
 #include "runtime/placement.h"
+#include "tools/heap.h"
 #include "tools/host_rank.h"
 #include "tools/options.h"
 #include "tools/profiling.h"
@@ -206,20 +208,22 @@ ExitCode run(const Options& options, Communicator& communicator) {
   std::abort();  // never reached: the compiler does not see that a virtual function does not return
 }
 
-/// The audit is one rank's work. The others wait for it, however long a whole payload takes.
+/// The audit is one rank's work. The others wait for its exit code, however long a whole payload takes.
 int audit_once(const Options& options, Communicator& communicator) {
-  const auto join = [&] {
-    communicator.set_timeout(std::chrono::hours(24 * 30));
-    communicator.barrier();
-  };
-  int code = 0;
-  try {
-    if (communicator.rank() == 0) code = audit::run_audit(options.audit, std::cout, std::cerr);
-  } catch (...) {
-    join();
-    throw;
+  std::int32_t code = 0;
+  if (communicator.rank() == 0) {
+    prepare_heap_for_bulk();
+    try {
+      code = audit::run_audit(options.audit, std::cout, std::cerr);
+    } catch (...) {
+      const auto [failure, message] = describe_failure(std::current_exception());
+      fmt::print(stderr, "dsv41-mpi: {}\n", message);
+      code = static_cast<std::int32_t>(failure);
+    }
   }
-  join();
+  communicator.set_timeout(std::chrono::hours(24 * 30));
+  communicator.broadcast(std::as_writable_bytes(std::span(&code, 1)), 0);
+  communicator.barrier();  // nobody leaves before all know
   return code;
 }
 
