@@ -53,6 +53,7 @@ std::size_t Speculation::length(std::span<const float> confidence, std::size_t m
 }
 
 void Speculation::step_took(std::size_t rows, std::size_t sequences, double seconds) {
+  if (rows > sequences) counts_.verify_seconds += seconds;
   const auto r = static_cast<double>(rows);
   weight_ = weight_ * kFade + 1;
   rows_ = rows_ * kFade + r;

@@ -17,7 +17,8 @@ struct SpeculationOptions {
 struct SpeculationCounts {
   std::uint64_t drafted = 0, accepted = 0;             // tokens that went into steps, and those that agreed
   std::vector<std::uint64_t> drafted_at, accepted_at;  // by place in the draft
-  double draft_seconds = 0;
+  double draft_seconds = 0;                            // proposing tokens
+  double verify_seconds = 0;                           // steps that held drafts, their other rows included
   std::uint64_t wasted_rows() const { return drafted - accepted; }
 };
 

@@ -30,8 +30,17 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+nlohmann::ordered_json json_of(const SpeculationCounts& counts) {
+  nlohmann::ordered_json places = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < counts.drafted_at.size(); ++i)
+    places.push_back({{"drafted", counts.drafted_at[i]}, {"accepted", counts.accepted_at[i]}});
+  return {{"drafted", counts.drafted},           {"accepted", counts.accepted},
+          {"wasted_rows", counts.wasted_rows()}, {"by_place", places},
+          {"draft_s", counts.draft_seconds},     {"verify_s", counts.verify_seconds}};
+}
+
 std::string json_of(std::span<const std::uint32_t> prompt, const GenerationResult& result,
-                    double load_seconds) {
+                    const SpeculationCounts& speculation, double load_seconds) {
   nlohmann::ordered_json object;
   object["prompt_ids"] = prompt;
   object["output_ids"] = result.output_ids;
@@ -41,7 +50,9 @@ std::string json_of(std::span<const std::uint32_t> prompt, const GenerationResul
                        {"prefill_s", result.prefill_seconds},
                        {"prefill_tokens_per_s", rate(prompt.size(), result.prefill_seconds)},
                        {"decode_s", result.decode_seconds},
-                       {"decode_tokens_per_s", rate(result.output_ids.size(), result.decode_seconds)}};
+                       {"decode_tokens_per_s", rate(result.output_ids.size(), result.decode_seconds)},
+                       {"decode_steps", result.decode_steps}};
+  object["speculation"] = json_of(speculation);
   return object.dump() + "\n";
 }
 
@@ -147,7 +158,8 @@ void HostRank::run_prompt(Scheduler& scheduler, Experts& experts, double load_se
   scheduler.stop();
   experts.set_phase("output");
   if (logits_file_) logits_file_->close();
-  if (options_.json) write_all(stdout, json_of(prompt_, result, load_seconds), "standard output");
+  if (options_.json)
+    write_all(stdout, json_of(prompt_, result, scheduler.speculation(), load_seconds), "standard output");
   if (!options_.quiet)
     fmt::print(stderr,
                "\ndsv41-mpi: load {:.2f} s; prefill {} tokens, {:.1f} tok/s; decode {} tokens in {} steps, "

@@ -144,6 +144,7 @@ std::string result_line(const std::string& id, std::uint64_t line, const Generat
                        {"prefill_s", result.prefill_seconds},
                        {"decode_s", result.decode_seconds},
                        {"decode_steps", result.decode_steps}};
+  object["speculation"] = {{"drafted", result.drafted}, {"accepted", result.accepted}};
   return object.dump() + "\n";
 }
 

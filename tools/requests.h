@@ -44,7 +44,7 @@ class LineReader {
 GenerationRequest parse_request(std::string_view line, const GenerationRequest& defaults,
                                 const Tokenizer& tokenizer, const ModelConfig& config);
 
-/// {"id", "line", "finish", "prompt_tokens", "reused_tokens", "output_ids", "text", "timings"}.
+/// {"id", "line", "finish", "prompt_tokens", "reused_tokens", "output_ids", "text", "timings", "speculation"}.
 std::string result_line(const std::string& id, std::uint64_t line, const GenerationResult& result);
 /// {"id", "line", "error"} of a request that was refused.
 std::string error_line(const std::string& id, std::uint64_t line, std::string_view reason);
