@@ -18,6 +18,16 @@ std::size_t row_grain(std::size_t k) {
   return std::max<std::size_t>(1, kSerialElements / 4 / std::max<std::size_t>(k, 1));
 }
 
+/// How many features to give one thread at a time. Every range prepares the activations anew, which for many
+/// rows costs as much as some tens of features: ranges are long then, a few for every thread.
+std::size_t feature_grain(std::size_t features, std::size_t rows, std::size_t threads) {
+  constexpr std::size_t kManyRows = 4, kLongRange = 512;
+  if (rows < kManyRows) return kFeatureGrain;
+  const std::size_t ranges =
+      std::clamp(features / kLongRange / threads, std::size_t{1}, std::size_t{4}) * threads;
+  return ceil_div(ceil_div(features, ranges), kFeatureGrain) * kFeatureGrain;
+}
+
 bool consecutive(std::span<const std::uint32_t> indices) {
   for (std::size_t i = 1; i < indices.size(); ++i)
     if (indices[i] != indices[0] + i) return false;
@@ -79,23 +89,23 @@ void Compute::quantize_rows(std::span<const BFloat16> x, std::size_t k, std::spa
 }
 
 void Compute::linear(const QuantizedRows& x, const Fp8Matrix& w, std::span<BFloat16> out) {
-  pool_.parallel_for(w.n, kFeatureGrain,
+  pool_.parallel_for(w.n, feature_grain(w.n, x.rows, pool_.size()),
                      [&](Range features) { ops_.linear_fp8(x, w, features, out.data()); });
 }
 
 void Compute::linear(const QuantizedRows& x, const Fp4Matrix& w, std::span<BFloat16> out) {
-  pool_.parallel_for(w.n, kFeatureGrain,
+  pool_.parallel_for(w.n, feature_grain(w.n, x.rows, pool_.size()),
                      [&](Range features) { ops_.linear_fp4(x, w, features, out.data()); });
 }
 
 void Compute::linear(std::span<const BFloat16> x, const Bf16Matrix& w, std::span<BFloat16> out) {
-  pool_.parallel_for(w.n, kFeatureGrain, [&](Range features) {
+  pool_.parallel_for(w.n, feature_grain(w.n, x.size() / w.k, pool_.size()), [&](Range features) {
     ops_.linear_bf16(x.data(), x.size() / w.k, w.k, w, features, out.data());
   });
 }
 
 void Compute::linear_wide(std::span<const BFloat16> x, const Bf16Matrix& w, std::span<float> out) {
-  pool_.parallel_for(w.n, kFeatureGrain, [&](Range features) {
+  pool_.parallel_for(w.n, feature_grain(w.n, x.size() / w.k, pool_.size()), [&](Range features) {
     ops_.linear_wide(x.data(), x.size() / w.k, w, features, out.data());
   });
 }

@@ -41,8 +41,9 @@ inline __m256 narrow(__m256d low, __m256d high) {
   return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
 }
 
-/// Sixteen fp64 lanes; lane j is element j % 4 of part j / 4.
-struct Lanes {
+/// Sixteen fp64 lanes; lane j is element j % 4 of part j / 4. The alignment is spelled out for std::vector: its
+/// code is compiled without AVX, where GCC thinks that 16 bytes will do.
+struct alignas(32) Lanes {
   __m256d part[4] = {};
 };
 /// j + (j+8), then 4, 2, 1.

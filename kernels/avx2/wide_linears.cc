@@ -92,8 +92,9 @@ inline bool dots(const double* x, const Weight* const (&w)[Features], std::size_
 }
 
 constexpr std::size_t kFeatures = 4, kRows = 3;  // 12 sums and 5 operands: what the registers hold
-constexpr std::size_t kRowBlock = 6;             // rows whose fp64 values stay in the second-level cache
-constexpr std::size_t kDepth = 512;  // part of K for which four decoded weight rows stay in the first
+constexpr std::size_t kDepth = 512;    // part of K: four decoded weight rows stay in the first-level cache
+constexpr std::size_t kRowBlock = 24;  // rows that a decoded weight serves; their part of K and …
+constexpr std::size_t kTile = kBlock;  // … the sums with that many features stay in the second-level cache
 
 /// Adds `Rows` activation rows (stride apart) times four decoded weight rows [kFeatures][kDepth], fp64 both,
 /// to the lanes [Rows][kFeatures]; a quarter of the lanes at a time.
@@ -117,23 +118,31 @@ DSV41_OUT_OF_LINE void add_tile(const double* x, std::size_t stride, const doubl
   }
 }
 
-/// Sums of `rows` <= kRowBlock activation rows with four features, out [rows][kFeatures]. decode(feature,
-/// first, count, to) writes `count` fp64 weights, and zeros up to a multiple of sixteen.
+/// Sums of `rows` <= kRowBlock activation rows with `features` <= kTile features, out [rows][kTile].
+/// decode(feature, first, count, to) writes `count` fp64 weights, and zeros up to a multiple of sixteen.
 template <class Decode>
-void tile_sums(const double* x, std::size_t rows, std::size_t k, std::size_t padded, const Decode& decode,
-               double* out) {
-  Lanes lanes[kRowBlock * kFeatures];
+void tile_sums(const double* x, std::size_t rows, std::size_t k, std::size_t padded, std::size_t features,
+               const Decode& decode, double* out) {
+  static thread_local std::vector<Lanes> storage(kTile * kRowBlock);
+  std::fill_n(storage.begin(), ceil_div(features, kFeatures) * kFeatures * rows, Lanes{});
   alignas(32) double weights[kFeatures * kDepth];
   for (std::size_t first = 0; first < k; first += kDepth) {
     const std::size_t count = std::min(kDepth, k - first), depth = ceil_div(count, kWidth) * kWidth;
-    for (std::size_t f = 0; f < kFeatures; ++f) decode(f, first, count, weights + f * kDepth);
-    std::size_t m = 0;
-    for (; m + kRows <= rows; m += kRows)
-      add_tile<kRows>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
-    if (m + 2 == rows) add_tile<2>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
-    if (m + 1 == rows) add_tile<1>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
+    for (std::size_t n = 0; n < features; n += kFeatures) {
+      // Beyond the last feature stands the last one again; nobody looks at its sums.
+      for (std::size_t f = 0; f < kFeatures; ++f)
+        decode(std::min(n + f, features - 1), first, count, weights + f * kDepth);
+      Lanes* const lanes = storage.data() + n * rows;  // [rows][kFeatures]
+      std::size_t m = 0;
+      for (; m + kRows <= rows; m += kRows)
+        add_tile<kRows>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
+      if (m + 2 == rows) add_tile<2>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
+      if (m + 1 == rows) add_tile<1>(x + m * padded + first, padded, weights, depth, lanes + m * kFeatures);
+    }
   }
-  for (std::size_t i = 0; i < rows * kFeatures; ++i) out[i] = fold(lanes[i]);
+  for (std::size_t m = 0; m < rows; ++m)
+    for (std::size_t f = 0; f < features; ++f)
+      out[m * kTile + f] = fold(storage[(f / kFeatures * rows + m) * kFeatures + f % kFeatures]);
 }
 
 std::vector<double>& wide_activations() {
@@ -148,7 +157,7 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
   const std::size_t k = w.k, padded = ceil_div(k, kWidth) * kWidth;
   std::vector<double>& wide = wide_activations();
   if (wide.size() < kRowBlock * padded) wide.resize(kRowBlock * padded);
-  double sums[kRowBlock * kFeatures];
+  double sums[kRowBlock * kTile];
   for (std::size_t first = 0; first < rows; first += kRowBlock) {
     const std::size_t count = std::min(kRowBlock, rows - first);
     for (std::size_t m = 0; m < count; ++m)
@@ -164,15 +173,14 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
       }
       continue;
     }
-    for (; n < range.end; n += kFeatures) {
+    for (; n < range.end; n += kTile) {
+      const std::size_t features = std::min(kTile, range.end - n);
       const auto decode = [&](std::size_t f, std::size_t from, std::size_t length, double* to) {
-        const BFloat16* const weights = w.values + std::min(n + f, range.end - 1) * k + from;
-        widen_row(weights, length, ceil_div(length, kWidth) * kWidth, to);
+        widen_row(w.values + (n + f) * k + from, length, ceil_div(length, kWidth) * kWidth, to);
       };
-      tile_sums(wide.data(), count, k, padded, decode, sums);
+      tile_sums(wide.data(), count, k, padded, features, decode, sums);
       for (std::size_t m = 0; m < count; ++m)
-        for (std::size_t f = 0; f < std::min(kFeatures, range.end - n); ++f)
-          emit(first + m, n + f, sums[m * kFeatures + f]);
+        for (std::size_t f = 0; f < features; ++f) emit(first + m, n + f, sums[m * kTile + f]);
     }
   }
 }
@@ -209,7 +217,7 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
   std::vector<double>& wide = wide_activations();
   if (wide.size() < (kRowBlock + 1) * k) wide.resize((kRowBlock + 1) * k);
   double* const scaled = wide.data() + kRowBlock * k;
-  double sums[kRowBlock * kFeatures];
+  double sums[kRowBlock * kTile];
   for (std::size_t first = 0; first < rows; first += kRowBlock) {
     const std::size_t count = std::min(kRowBlock, rows - first);
     for (std::size_t m = 0; m < count; ++m) widen_row(x + (first + m) * x_stride, k, k, wide.data() + m * k);
@@ -245,21 +253,18 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
         }
         continue;
       }
-      for (std::size_t n = begin; n < end; n += kFeatures) {
-        const std::size_t features = std::min(kFeatures, end - n);
-        if (holds_e4m3_nan(w.codes + n * k, features * k)) {
-          plainly(n, n + features);
-          continue;
-        }
-        const auto decode = [&](std::size_t f, std::size_t from, std::size_t length, double* to) {
-          const std::uint8_t* const codes = w.codes + (n + std::min(f, features - 1)) * k + from;
-          for (std::size_t i = 0; i < length; i += 4)
-            _mm256_storeu_pd(to + i, _mm256_mul_pd(scaled_codes(codes + i), factor(from + i)));
-        };
-        tile_sums(wide.data(), count, k, k, decode, sums);
-        for (std::size_t m = 0; m < count; ++m)
-          for (std::size_t f = 0; f < features; ++f) put(m, n + f, sums[m * kFeatures + f]);
+      if (holds_e4m3_nan(w.codes + begin * k, (end - begin) * k)) {
+        plainly(begin, end);
+        continue;
       }
+      const auto decode = [&](std::size_t f, std::size_t from, std::size_t length, double* to) {
+        const std::uint8_t* const codes = w.codes + (begin + f) * k + from;
+        for (std::size_t i = 0; i < length; i += 4)
+          _mm256_storeu_pd(to + i, _mm256_mul_pd(scaled_codes(codes + i), factor(from + i)));
+      };
+      tile_sums(wide.data(), count, k, k, end - begin, decode, sums);
+      for (std::size_t m = 0; m < count; ++m)
+        for (std::size_t n = begin; n < end; ++n) put(m, n, sums[m * kTile + n - begin]);
     }
   }
 }
