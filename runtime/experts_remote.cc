@@ -18,7 +18,7 @@ namespace dsv41 {
 namespace {
 
 /// How long expert ranks may take to confirm that they end.
-constexpr std::uint64_t kCloseNs = 3'000'000'000;
+constexpr std::uint64_t kCloseNs = 2'000'000'000;
 
 /// One request to one rank and its reply.
 struct Flight {
@@ -48,6 +48,7 @@ struct Peer {
   Request control_receive, control_send;
   bool control_sending = false;
   bool farewell = false;
+  bool lost = false;  // silent for too long, talks nonsense or cannot be reached: not waited for
   std::uint64_t calls = 0;
   std::uint64_t last_heard_ns = 0;
   std::array<Flight, kCallsInFlight> flights;
@@ -106,7 +107,7 @@ class RemoteExperts final : public Experts {
   void tend_control();
   void read_control(Peer& peer);
   void send_control(Peer& peer, wire::Kind kind, ExitCode code = ExitCode::Ok);
-  void check_silence(const Peer& peer, const Flight& flight) const;
+  void check_silence(Peer& peer, const Flight& flight) const;
   /// "prefill, block 5, step 12"
   std::string where() const { return fmt::format("{}, block {}, step {}", phase_, last_block_, last_step_); }
 
@@ -278,7 +279,7 @@ void RemoteExperts::finish(std::span<BFloat16> outputs) {
       continue;
     }
     tend_control();
-    for (const Peer& peer : peers_) check_silence(peer, peer.flights[slot]);
+    for (Peer& peer : peers_) check_silence(peer, peer.flights[slot]);
     backoff_.wait();
   }
   ++finished_;
@@ -287,14 +288,15 @@ void RemoteExperts::finish(std::span<BFloat16> outputs) {
     if (!peer.flights[slot].route_indices.empty()) reports_.push_back(peer.flights[slot].report);
 }
 
-void RemoteExperts::check_silence(const Peer& peer, const Flight& flight) const {
+void RemoteExperts::check_silence(Peer& peer, const Flight& flight) const {
   if (!flight.sending && !flight.awaiting) return;
   // Replies do not progress while the host computes, so only the time it waits counts.
   const std::uint64_t since = std::max(peer.last_heard_ns, waiting_since_ns_);
-  if (monotonic_ns() - since > timeout_ns_)
-    throw PeerError(fmt::format(
-        "{} has been silent for {:.3g} s while it owes a reply ({}); raise --rank-timeout if it is only slow",
-        peer.name, static_cast<double>(timeout_ns_) * 1e-9, where()));
+  if (monotonic_ns() - since <= timeout_ns_) return;
+  peer.lost = true;
+  throw PeerError(fmt::format(
+      "{} has been silent for {:.3g} s while it owes a reply ({}); raise --rank-timeout if it is only slow",
+      peer.name, static_cast<double>(timeout_ns_) * 1e-9, where()));
 }
 
 void RemoteExperts::tend_control() {
@@ -350,12 +352,12 @@ void RemoteExperts::close(ExitCode code) {
   if (closed_) return;
   closed_ = true;
   const std::uint64_t deadline = monotonic_ns() + kCloseNs;
-  std::vector<bool> told(peers_.size(), false), lost(peers_.size(), false);
+  std::vector<bool> told(peers_.size(), false);
   for (;;) {
     bool pending = false;
     for (std::size_t index = 0; index < peers_.size(); ++index) {
       Peer& peer = peers_[index];
-      if (lost[index]) continue;
+      if (peer.lost) continue;
       try {
         if (peer.control_sending && communicator_.test(peer.control_send)) peer.control_sending = false;
         if (!told[index] && !peer.control_sending) {
@@ -371,17 +373,17 @@ void RemoteExperts::close(ExitCode code) {
         if (!peer.farewell) read_control(peer);
         pending |= !peer.farewell || peer.control_sending;
       } catch (const Error&) {
-        lost[index] = true;  // it talks nonsense or cannot be reached
+        peer.lost = true;
       }
     }
     if (!pending) break;
     if (monotonic_ns() > deadline) {
-      std::fill(lost.begin(), lost.end(), true);
+      for (Peer& peer : peers_) peer.lost = true;
       break;
     }
     backoff_.wait();
   }
-  if (std::find(lost.begin(), lost.end(), true) != lost.end()) {
+  if (std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.lost; })) {
     if (code == ExitCode::Ok) {
       for (const Peer& peer : peers_)
         if (!peer.farewell)

@@ -22,14 +22,15 @@
 #include "runtime/exchange/backoff.h"
 #include "runtime/exchange/communicator.h"
 #include "runtime/exchange/device_messages.h"
+#include "runtime/exchange/shared_segments.h"
 
 namespace dsv41 {
 namespace {
 
 constexpr std::size_t kHostNameBytes = 256;
 constexpr std::chrono::seconds kStartAllowance{3};  // connections are made and libraries loaded meanwhile
-// The host rank takes up to 3 s to give up a rank that is lost, and is waited for.
-constexpr std::chrono::seconds kFinalizeAllowance{4}, kFinalizeTimeout{10};
+// The host rank takes up to 2 s to give up a rank that is lost, and is waited for.
+constexpr std::chrono::milliseconds kFinalizeAllowance{2500}, kFinalizeTimeout{10'000};
 constexpr std::chrono::milliseconds kAbortDelay{300};
 
 std::string error_text(int code) {
@@ -152,6 +153,7 @@ class MpiCommunicator final : public Communicator {
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
     exchange_host_names();
+    remove_segment_names();
     transport_ = describe_transport();
   }
 
@@ -220,7 +222,10 @@ class MpiCommunicator final : public Communicator {
     // The launcher drops output that it has not read when a job aborts: the line that says why must get
     // through.
     std::this_thread::sleep_for(kAbortDelay);
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    // The launcher of Open MPI ends a job whose rank leaves without MPI_Finalize, with that rank's code. It
+    // does so after MPI_Abort, too, but version 4.1.4 hangs or crashes in one of twenty such jobs with a
+    // stopped rank.
+    if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);
   }
 
@@ -254,6 +259,20 @@ class MpiCommunicator final : public Communicator {
     request = {};
   }
 
+  /// Polls a collective of the start until it is complete.
+  void complete(MPI_Request& request, const char* what) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout();
+    Backoff backoff(true);
+    for (int done = 0;;) {
+      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
+      if (done != 0) return;
+      if (std::chrono::steady_clock::now() > deadline)
+        throw PeerError(fmt::format("{}: other ranks did not start within {} s", own_name(),
+                                    std::chrono::duration_cast<std::chrono::seconds>(timeout()).count()));
+      backoff.wait();
+    }
+  }
+
   void exchange_host_names() {
     std::array<char, kHostNameBytes> mine{};
     gethostname(mine.data(), mine.size() - 1);
@@ -262,21 +281,27 @@ class MpiCommunicator final : public Communicator {
     check(MPI_Iallgather(mine.data(), kHostNameBytes, MPI_CHAR, all.data(), kHostNameBytes, MPI_CHAR,
                          MPI_COMM_WORLD, &request),
           "exchanging host names");
-    const auto deadline = std::chrono::steady_clock::now() + timeout();
-    Backoff backoff(true);
-    for (int complete = 0; complete == 0;) {
-      check(MPI_Test(&request, &complete, MPI_STATUS_IGNORE), "exchanging host names");
-      if (complete != 0) break;
-      if (std::chrono::steady_clock::now() > deadline)
-        throw PeerError(fmt::format("rank {} ({}): other ranks did not start within {} s", rank_, mine.data(),
-                                    std::chrono::duration_cast<std::chrono::seconds>(timeout()).count()));
-      backoff.wait();
-    }
+    complete(request, "exchanging host names");
     for (int rank = 0; rank < size_; ++rank)
       hosts_.emplace_back(all.data() + static_cast<std::size_t>(rank) * kHostNameBytes);
-    const auto ranks_here = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]);
     oversubscribed_ =
-        ranks_here > static_cast<std::ptrdiff_t>(std::max(1u, std::thread::hardware_concurrency()));
+        ranks_here() > static_cast<std::ptrdiff_t>(std::max(1u, std::thread::hardware_concurrency()));
+  }
+
+  std::ptrdiff_t ranks_here() const {
+    return std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]);
+  }
+
+  /// Once every rank has mapped the segments of all ranks of its machine, nobody needs their names.
+  void remove_segment_names() {
+    const std::vector<std::string> mapped = mapped_segments();
+    const int mine = std::ssize(mapped) == ranks_here() ? 1 : 0;
+    int all = 0;
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Iallreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD, &request),
+          "exchanging shared memory");
+    complete(request, "exchanging shared memory");
+    if (all == 1) remove_segment_name(mapped, rank_);
   }
 
   void finalize() {

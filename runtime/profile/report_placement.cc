@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "loader/error.h"
+#include "runtime/profile/rank_speeds.h"
 #include "runtime/profile/reports.h"
 
 namespace dsv41 {
@@ -15,18 +16,15 @@ namespace {
 using Owners =
     std::vector<std::vector<std::size_t>>;  // [blocks][experts of the block]: position on the rank axis
 
-/// Speeds that differ by less are taken for noise.
-constexpr double kSpeedNoise = 1.15;
-
 class Balancer {
  public:
-  explicit Balancer(const Profile& profile) : profile_(profile), ranks_(profile.ranks) {
+  explicit Balancer(const Profile& profile)
+      : profile_(profile), ranks_(profile.ranks), speeds_(rank_speeds(profile)) {
     for (std::size_t block = 0; block < profile.blocks; ++block) {
       std::size_t experts = 0;
       while (experts < profile.experts && profile.owners[block * profile.experts + experts] >= 0) ++experts;
       experts_.push_back(experts > 0 ? experts : profile.experts);
     }
-    measure_speeds();
   }
 
   const std::vector<double>& speeds() const { return speeds_; }
@@ -99,27 +97,6 @@ class Balancer {
     slowest += most;
     perfect +=
         std::accumulate(load.begin(), load.end(), 0.0) / std::accumulate(speeds_.begin(), speeds_.end(), 0.0);
-  }
-
-  /// (token, expert) pairs per time of each rank, relative to their mean; 1 where ranks are equal up to
-  /// noise.
-  void measure_speeds() {
-    speeds_.assign(ranks_, 1);
-    std::vector<double> measured(ranks_, 0);
-    for (std::size_t r = 0; r < ranks_; ++r) {
-      double pairs = 0, time = 0;
-      for (std::size_t s = 0; s < profile_.steps; ++s)
-        for (std::size_t block = 0; block < profile_.blocks; ++block) {
-          pairs += static_cast<double>(profile_.rank(RankColumn::Routes, s, block, r));
-          time += static_cast<double>(profile_.rank(RankColumn::Compute, s, block, r));
-        }
-      if (pairs == 0 || time == 0) return;  // nothing known about this rank
-      measured[r] = pairs / time;
-    }
-    const auto [least, most] = std::minmax_element(measured.begin(), measured.end());
-    if (*most < *least * kSpeedNoise) return;
-    const double mean = std::accumulate(measured.begin(), measured.end(), 0.0) / static_cast<double>(ranks_);
-    for (std::size_t r = 0; r < ranks_; ++r) speeds_[r] = measured[r] / mean;
   }
 
   /// Most experts of one block per rank.
@@ -200,8 +177,8 @@ class Balancer {
 
   const Profile& profile_;
   std::size_t ranks_;
-  std::vector<std::size_t> experts_;  // of each block
   std::vector<double> speeds_;
+  std::vector<std::size_t> experts_;  // of each block
 };
 
 }  // namespace

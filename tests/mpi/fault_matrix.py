@@ -1,12 +1,13 @@
 """Every fault, in every phase, at every kind of rank: the job ends in time, with a code and a line that says where.
 
 Faults come from outside (signals to the rank's process) or from the message layer below the program (a preloaded
-library, support/interposer.c, that also tells when a rank enters and leaves the message layer); the program is the one
-that users run. By default a few cells run; DSV41_FAULT_MATRIX=full runs all and prints the table in Markdown.
-docs/failures.md describes what is checked. Standard library only.
+library, support/interposer.cc, that also tells when a rank enters and leaves the message layer); the program is the one
+that users run. Prints a table in Markdown. DSV41_FAULT_JOBS says how many jobs run side by side (2); arguments
+PHASE,RANK,FAULT choose cells. docs/failures.md describes what is checked. Standard library only.
 """
 
 import array
+import concurrent.futures
 import fcntl
 import os
 import pathlib
@@ -21,7 +22,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
-from program import BIN, CHECKPOINTS, OB1, environment  # noqa: E402
+from program import BIN, CHECKPOINTS, OB1, environment, ranks_of  # noqa: E402
 
 MODEL = CHECKPOINTS / "mini"
 INTERPOSER = BIN.parent / "lib" / "libdsv41_interposer.so"
@@ -29,15 +30,17 @@ RANKS = 3
 TIMEOUT = 3  # --rank-timeout, seconds
 BOUND = TIMEOUT + 5
 PHASES = ("start", "load", "prefill", "decode", "output", "shutdown")
-NAMES = {0: "host", 1: "expert 1", 2: "expert 2"}
+LAUNCHER, ALL = -1, -2
+NAMES = {0: "host", 1: "expert 1", 2: "expert 2", LAUNCHER: "launcher", ALL: "launcher and all ranks"}
 FAULTS = ("kill", "stop", "stall", "slow", "malformed")
 REQUEST, REPLY, CONTROL, GATHER, BROADCAST = 1, 2, 3, 1000, 1001
-QUICK = (("load", 2, "kill"), ("prefill", 1, "stop"), ("decode", 0, "kill"), ("decode", 2, "malformed"),
-         ("shutdown", 1, "kill"))
+ATTEMPTS = 3  # to meet the phase
 
 
-def applies(phase, fault):
+def applies(phase, rank, fault):
     """No message of the program travels before the agreement or after the farewell."""
+    if rank < 0:
+        return fault == "kill" and (rank, phase) != (ALL, "start")  # before the message layer has names for its memory
     return not (fault == "malformed" and phase in ("start", "output", "shutdown"))
 
 
@@ -45,6 +48,7 @@ class Job:
     def __init__(self, directory, phase):
         self.directory, self.phase = directory, phase
         self.text, self.errors, self.lock = b"", b"", threading.Lock()
+        self.pids, self.writer = {}, None
         self.fifo = directory / "prompt"
         os.mkfifo(self.fifo)
         arguments = ["--model", MODEL, "--rank-timeout", TIMEOUT, "--speculate", "off"]
@@ -65,7 +69,7 @@ class Job:
             ["mpirun", "-np", str(RANKS), "--oversubscribe", *OB1, "-x", f"LD_PRELOAD={INTERPOSER}",
              str(BIN / "dsv41-mpi"), *map(str, arguments)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environment(FAULT_DIRECTORY=str(directory), **hold))
+            env=environment(FAULT_DIRECTORY=str(directory), OMPI_MCA_orte_tmpdir_base=str(directory), **hold))
         self.readers = [threading.Thread(target=self.read, args=(self.process.stdout, "text"), daemon=True),
                         threading.Thread(target=self.read, args=(self.process.stderr, "errors"), daemon=True)]
         for reader in self.readers:
@@ -86,23 +90,9 @@ class Job:
     def give_prompt(self):
         # A prompt that nearly fills the context keeps the ranks busy for a while.
         text = "the quick brown fox " * 190 if self.phase == "prefill" else "a"
-        descriptor = os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK)
-        os.set_blocking(descriptor, True)
-        os.write(descriptor, text.encode())
-        os.close(descriptor)
-
-    def find_ranks(self):
-        found = {}
-        for path in pathlib.Path("/proc").glob("[0-9]*"):
-            try:
-                if f"PPid:\t{self.process.pid}\n" not in (path / "status").read_text():
-                    continue
-                for entry in (path / "environ").read_bytes().split(b"\0"):
-                    if entry.startswith(b"OMPI_COMM_WORLD_RANK="):
-                        found[int(entry.partition(b"=")[2])] = int(path.name)
-            except OSError:
-                pass
-        return found
+        os.write(self.writer, text.encode())
+        os.close(self.writer)
+        self.writer = None
 
     def output_waits(self):
         waiting = array.array("i", [0])
@@ -111,16 +101,16 @@ class Job:
 
     def reach(self, rank):
         """Returns when the job is in its phase."""
+        rank = max(rank, 0)
         self.until("its start", lambda: (self.directory / f"start.{rank}").exists())
-        self.until("all ranks", lambda: len(self.find_ranks()) == RANKS)
-        self.pids = self.find_ranks()
+        self.until("all ranks", lambda: len(ranks_of(self.process.pid)) == RANKS)
+        self.pids = ranks_of(self.process.pid)
         if self.phase == "start":
             return
         if self.phase == "output":
             self.until("its output", self.output_waits)
             return
-        # Somebody who opens the pipe without a word would be an empty prompt: look only at who has it open.
-        self.until("the prompt", lambda: self.fifo_is_open())
+        self.until("the prompt", self.prompt_is_awaited)
         if self.phase == "load":
             return
         self.give_prompt()
@@ -134,18 +124,20 @@ class Job:
         elif self.phase == "shutdown":
             self.until("shutdown", lambda: (self.directory / f"shutdown.{rank}").exists())
 
-    def fifo_is_open(self):
-        """Whether the host rank waits in open() for a writer: it sleeps, with the tokenizer loaded."""
-        try:
-            return pathlib.Path(f"/proc/{self.pids[0]}/wchan").read_text() in ("wait_for_partner", "fifo_open")
-        except OSError:
-            return False
+    def prompt_is_awaited(self):
+        """Whether the host rank, with the tokenizer loaded, has opened the pipe of the prompt; from then on it waits."""
+        if self.writer is None:
+            try:
+                self.writer = os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody reads
+                return False
+        return True
 
     def after(self):
         """What the outside world does once the fault is there: gives the prompt, reads the output."""
         try:
             if self.phase in ("start", "load"):
-                self.until("the prompt", lambda: self.fifo_is_open(), 10)
+                self.until("the prompt", self.prompt_is_awaited, 10)
                 self.give_prompt()
         except (OSError, RuntimeError):
             pass  # the host is gone or stands
@@ -159,8 +151,8 @@ class Job:
 
     def clean(self):
         """Ends what is left; returns what was."""
-        left = [f"rank {rank}" for rank, pid in getattr(self, "pids", {}).items() if self.alive(pid)]
-        for pid in getattr(self, "pids", {}).values():
+        left = [f"rank {rank}" for rank, pid in self.pids.items() if self.alive(pid)]
+        for pid in self.pids.values():
             if self.alive(pid):
                 os.kill(pid, signal.SIGKILL)
         if self.process.poll() is None:
@@ -170,13 +162,16 @@ class Job:
         litter = [segment for segment in self.segments if pathlib.Path(segment).exists()]
         for segment in litter:
             pathlib.Path(segment).unlink(missing_ok=True)
+        if self.writer is not None:
+            os.close(self.writer)
+            self.writer = None
         return left + litter
 
     def note_segments(self):
         """Shared memory that the ranks have mapped."""
         for pid in self.pids.values():
             maps = pathlib.Path(f"/proc/{pid}/maps").read_text()
-            self.segments |= {line.split()[-1] for line in maps.splitlines() if "/dev/shm/" in line and "deleted" not in line}
+            self.segments |= {line.removesuffix(" (deleted)").split()[-1] for line in maps.splitlines() if "/dev/shm/" in line}
 
     def alive(self, pid):
         try:
@@ -187,6 +182,10 @@ class Job:
 
 
 def inject(job, rank, fault):
+    if rank < 0:
+        for victim in [job.process.pid, *(job.pids.values() if rank == ALL else ())]:
+            os.kill(victim, signal.SIGKILL)
+        return
     pid = job.pids[rank]
     if fault == "kill":
         os.kill(pid, signal.SIGKILL)
@@ -275,12 +274,13 @@ def cell(phase, rank, fault):
                 wrong.append("exit code 0")
             if seconds > BOUND:
                 wrong.append(f"more than {BOUND} s")
-            if not re.search(r"rank \d", message):
+            if rank >= 0 and not re.search(r"rank \d", message):
                 wrong.append("no rank is named")
         if not job.text.startswith(had_text):
             wrong.append("text was lost")
         if re.search("core dumped|Segmentation", errors):
             wrong.append("a crash")
+            print(errors, file=sys.stderr)
         return "; ".join(wrong) or "ok", code, seconds, message or errors.strip()[-200:]
     finally:
         job.clean()
@@ -289,27 +289,33 @@ def cell(phase, rank, fault):
         shutil.rmtree(directory)
 
 
+def row(chosen):
+    """(whether the cell is as specified, its line of the table)"""
+    phase, rank, fault = chosen
+    for _ in range(ATTEMPTS):
+        try:
+            verdict, code, seconds, message = cell(phase, rank, fault)
+            break
+        except RuntimeError as error:  # the phase was not met; that is nobody's fault
+            verdict, code, seconds, message = "not reached", "-", 0, " ".join(str(error).split())[-300:]
+    message = message.replace("|", "/").replace("dsv41-mpi: ", "").replace(os.uname().nodename, "HOST")
+    return verdict == "ok", f"| {phase} | {NAMES[rank]} | {fault} | {verdict} | {code} | {seconds:.1f} | {message} |"
+
+
 def main():
-    full = os.environ.get("DSV41_FAULT_MATRIX") == "full"
-    cells = [(p, r, f) for p in PHASES for r in NAMES for f in FAULTS if applies(p, f)] if full else QUICK
-    if len(sys.argv) > 1:  # phase,rank,fault ...
+    jobs = int(os.environ.get("DSV41_FAULT_JOBS", "2"))
+    cells = [(p, r, f) for p in PHASES for r in NAMES for f in FAULTS if applies(p, r, f)]
+    if len(sys.argv) > 1:
         cells = [(p, int(r), f) for p, r, f in (argument.split(",") for argument in sys.argv[1:])]
-    print(f"{len(cells)} cells, {RANKS} ranks, --rank-timeout {TIMEOUT}: bound {BOUND} s\n")
+    print(f"{len(cells)} cells, {jobs} at a time, {RANKS} ranks, --rank-timeout {TIMEOUT}: bound {BOUND} s\n")
     print("| phase | rank | fault | verdict | code | seconds | message |\n|---|---|---|---|---|---|---|", flush=True)
-    failures = 0
-    for phase, rank, fault in cells:
-        for attempt in range(3):
-            try:
-                verdict, code, seconds, message = cell(phase, rank, fault)
-                break
-            except RuntimeError as error:  # the phase was not met; that is nobody's fault
-                verdict, code, seconds, message = "not reached", "-", 0, " ".join(str(error).split())[-300:]
-        failures += verdict != "ok"
-        host = os.uname().nodename
-        message = message.replace("|", "/").replace("dsv41-mpi: ", "").replace(host, "HOST")
-        print(f"| {phase} | {NAMES[rank]} | {fault} | {verdict} | {code} | {seconds:.1f} | {message} |", flush=True)
-    print(f"\n{len(cells) - failures} of {len(cells)} cells as specified")
-    return 1 if failures else 0
+    good = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for as_specified, line in pool.map(row, cells):
+            good += as_specified
+            print(line, flush=True)
+    print(f"\n{good} of {len(cells)} cells as specified")
+    return 0 if good == len(cells) else 1
 
 
 if __name__ == "__main__":

@@ -123,9 +123,16 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
                               stderr=subprocess.PIPE, timeout=timeout, text=True)
 
     def state(self, job):
-        """{"JobState": …, "ExitCode": …, "Restarts": …} of a job."""
-        shown = self.run("scontrol", "show", "job", "-o", str(job)).stdout
-        return dict(field.split("=", 1) for field in shown.split() if "=" in field)
+        """{"JobState": …, "ExitCode": …, "Restarts": …} of a job. A controller that is busy is asked again."""
+        end = time.monotonic() + 60
+        while True:
+            shown = self.run("scontrol", "show", "job", "-o", str(job))
+            fields = dict(field.split("=", 1) for field in shown.stdout.split() if "=" in field)
+            if "JobState" in fields:
+                return fields
+            if time.monotonic() > end:
+                raise RuntimeError(f"scontrol does not tell about job {job}: {shown.stderr}\n{self.logs()}")
+            time.sleep(0.5)
 
     def __exit__(self, *_):
         for process in reversed(self.processes):

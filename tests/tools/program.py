@@ -35,6 +35,21 @@ def command(arguments, ranks=0, mca=(), program="dsv41-mpi"):
     return [*launcher, str(BIN / program), *map(str, arguments)]
 
 
+def ranks_of(launcher):
+    """Process ids by rank of the ranks that a launcher has started on this machine."""
+    found = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if f"PPid:\t{launcher}\n" not in (path / "status").read_text():
+                continue
+            for entry in (path / "environ").read_bytes().split(b"\0"):
+                if entry.startswith(b"OMPI_COMM_WORLD_RANK="):
+                    found[int(entry.partition(b"=")[2])] = int(path.name)
+        except OSError:
+            pass  # it is gone
+    return found
+
+
 def run(arguments, ranks=0, mca=(), timeout=120, program="dsv41-mpi", stdin=None, **extra):
     start = time.monotonic()
     done = subprocess.run(command(arguments, ranks, mca, program), input=stdin, stdin=None if stdin else subprocess.DEVNULL,

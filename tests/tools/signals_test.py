@@ -11,26 +11,11 @@ import tempfile
 import time
 import unittest
 
-from program import CHECKPOINTS, OB1, command, environment, run
+from program import CHECKPOINTS, OB1, command, environment, ranks_of, run
 
 MINI = CHECKPOINTS / "mini"
 ENDLESS = ["--model", MINI, "--prompt-ids", "0", "--ignore-eos", "-n", "4000", "--speculate", "off"]
 AT_ONCE = 5  # seconds; 1 s is promised on a machine that does nothing else
-
-
-def ranks_of(mpirun):
-    """Process ids by rank of a running job on this machine."""
-    found = {}
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if f"PPid:\t{mpirun}\n" not in (path / "status").read_text():
-                continue
-            for entry in (path / "environ").read_bytes().split(b"\0"):
-                if entry.startswith(b"OMPI_COMM_WORLD_RANK="):
-                    found[int(entry.partition(b"=")[2])] = int(path.name)
-        except OSError:
-            pass
-    return found
 
 
 class Running:

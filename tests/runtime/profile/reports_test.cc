@@ -268,6 +268,22 @@ TEST(Placement, HonoursCapacityAndSpeed) {
   EXPECT_THAT(report.text, HasSubstr("relative speed"));
 }
 
+// The loaded rank does more rows per expert, and so more rows per second, than a rank of the same speed.
+TEST(Placement, TakesNoLoadForSpeed) {
+  const std::vector<std::int64_t> counts = {90, 5, 50, 5, 40, 5, 5, 0};
+  Profile profile = skewed(8, 2, counts, counts);
+  for (std::size_t s = 0; s < 10; ++s)
+    for (std::size_t r = 0; r < 2; ++r) {
+      const std::int64_t pairs = s < 2 ? 3 : r == 0 ? 18 : 2;
+      cell(profile, RankColumn::Requests, s, 0, r) = cell(profile, RankColumn::Experts, s, 0, r) = 1;
+      cell(profile, RankColumn::Routes, s, 0, r) = pairs;
+      cell(profile, RankColumn::Compute, s, 0, r) = 1000 + 10 * pairs + (s == 5 ? 100'000 : 0);
+    }
+  const PlacementReport report = balanced_placement(profile);
+  EXPECT_EQ(loads(report, counts, 2), (std::vector<std::int64_t>{100, 100}));
+  EXPECT_THAT(report.text, Not(HasSubstr("relative speed")));
+}
+
 TEST(Placement, RoutesScoreStepByStep) {
   const std::vector<std::int64_t> counts = {10, 10, 0, 0};
   Profile profile = skewed(4, 2, counts, counts);

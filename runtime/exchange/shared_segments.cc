@@ -1,0 +1,36 @@
+#include "runtime/exchange/shared_segments.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string_view>
+
+namespace dsv41 {
+namespace {
+
+constexpr std::string_view kPrefix = "vader_segment.";  // .HOST.USER.JOB.RANK
+
+}  // namespace
+
+std::vector<std::string> mapped_segments() {
+  std::vector<std::string> segments;
+  std::ifstream maps("/proc/self/maps");  // "begin-end rw-s offset device inode   /path"
+  for (std::string line; std::getline(maps, line);) {
+    const std::size_t begin = line.find('/');
+    if (begin == std::string::npos) continue;
+    const std::string path = line.substr(begin);
+    if (!std::string_view(path).substr(path.rfind('/') + 1).starts_with(kPrefix)) continue;
+    if (path.ends_with(" (deleted)")) continue;
+    if (std::find(segments.begin(), segments.end(), path) == segments.end()) segments.push_back(path);
+  }
+  return segments;
+}
+
+void remove_segment_name(const std::vector<std::string>& mapped, int rank) {
+  const std::string suffix = "." + std::to_string(rank);
+  for (const std::string& path : mapped)
+    if (path.ends_with(suffix)) ::unlink(path.c_str());
+}
+
+}  // namespace dsv41
