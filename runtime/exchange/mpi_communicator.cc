@@ -19,7 +19,6 @@
 #include <thread>
 
 #include "loader/error.h"
-#include "runtime/exchange/backoff.h"
 #include "runtime/exchange/communicator.h"
 #include "runtime/exchange/device_messages.h"
 #include "runtime/exchange/shared_segments.h"
@@ -137,6 +136,15 @@ class Watchdog {
   std::thread thread_;  // last: it uses the others
 };
 
+/// What another rank calls its machine becomes part of messages: anything but a name is a rank that talks
+/// nonsense.
+void check_host_name(std::string_view name, int sender) {
+  const bool plain = std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c <= '~'; });
+  if (name.empty() || name.size() >= kHostNameBytes || !plain)
+    throw PeerError(fmt::format("malformed message from rank {}: {} bytes that are not a host name", sender,
+                                name.size()));
+}
+
 class MpiCommunicator final : public Communicator {
  public:
   explicit MpiCommunicator(std::chrono::milliseconds timeout) {
@@ -153,7 +161,6 @@ class MpiCommunicator final : public Communicator {
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
     exchange_host_names();
-    remove_segment_names();
     transport_ = describe_transport();
   }
 
@@ -259,49 +266,36 @@ class MpiCommunicator final : public Communicator {
     request = {};
   }
 
-  /// Polls a collective of the start until it is complete.
-  void complete(MPI_Request& request, const char* what) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout();
-    Backoff backoff(true);
-    for (int done = 0;;) {
-      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
-      if (done != 0) return;
-      if (std::chrono::steady_clock::now() > deadline)
-        throw PeerError(fmt::format("{}: other ranks did not start within {} s", own_name(),
-                                    std::chrono::duration_cast<std::chrono::seconds>(timeout()).count()));
-      backoff.wait();
-    }
-  }
-
+  /// Tells every rank where the others are, and removes the names of shared memory once every rank has mapped
+  /// the segments of all ranks of its machine. Messages go to and from rank 0 only, as later in the run: the
+  /// tcp transport of Open MPI 4.1 crashes now and then where two ranks connect to each other at the same
+  /// moment, as they do in its collectives.
   void exchange_host_names() {
     std::array<char, kHostNameBytes> mine{};
     gethostname(mine.data(), mine.size() - 1);
+    hosts_.assign(static_cast<std::size_t>(size_), "host not known yet");
+    hosts_[static_cast<std::size_t>(rank_)] = mine.data();
+    const std::vector<std::string> names = gather(mine.data(), 0);
     std::vector<char> all(static_cast<std::size_t>(size_) * kHostNameBytes);
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Iallgather(mine.data(), kHostNameBytes, MPI_CHAR, all.data(), kHostNameBytes, MPI_CHAR,
-                         MPI_COMM_WORLD, &request),
-          "exchanging host names");
-    complete(request, "exchanging host names");
-    for (int rank = 0; rank < size_; ++rank)
-      hosts_.emplace_back(all.data() + static_cast<std::size_t>(rank) * kHostNameBytes);
+    for (std::size_t rank = 0; rank < names.size(); ++rank) {
+      check_host_name(names[rank], static_cast<int>(rank));
+      names[rank].copy(all.data() + rank * kHostNameBytes, kHostNameBytes - 1);
+    }
+    broadcast(std::as_writable_bytes(std::span(all)), 0);
+    for (std::size_t rank = 0; rank < hosts_.size(); ++rank) {
+      const std::string_view block(all.data() + rank * kHostNameBytes, kHostNameBytes);
+      hosts_[rank] = block.substr(0, block.find('\0'));
+      check_host_name(hosts_[rank], 0);
+    }
+
+    const auto ranks_here = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]);
     oversubscribed_ =
-        ranks_here() > static_cast<std::ptrdiff_t>(std::max(1u, std::thread::hardware_concurrency()));
-  }
-
-  std::ptrdiff_t ranks_here() const {
-    return std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank_)]);
-  }
-
-  /// Once every rank has mapped the segments of all ranks of its machine, nobody needs their names.
-  void remove_segment_names() {
+        ranks_here > static_cast<std::ptrdiff_t>(std::max(1u, std::thread::hardware_concurrency()));
     const std::vector<std::string> mapped = mapped_segments();
-    const int mine = std::ssize(mapped) == ranks_here() ? 1 : 0;
-    int all = 0;
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Iallreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD, &request),
-          "exchanging shared memory");
-    complete(request, "exchanging shared memory");
-    if (all == 1) remove_segment_name(mapped, rank_);
+    const std::vector<std::string> complete = gather(std::ssize(mapped) == ranks_here ? "all" : "", 0);
+    auto remove = static_cast<std::byte>(std::find(complete.begin(), complete.end(), "") == complete.end());
+    broadcast({&remove, 1}, 0);
+    if (remove != std::byte{0}) remove_segment_name(mapped, rank_);
   }
 
   void finalize() {
@@ -311,7 +305,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   int rank_ = 0, size_ = 1;
-  bool oversubscribed_ = false;
+  bool oversubscribed_ = true;  // as long as nobody knows
   std::vector<std::string> hosts_;
   std::string transport_;
   std::vector<Slot> slots_;

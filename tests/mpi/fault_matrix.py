@@ -34,14 +34,18 @@ LAUNCHER, ALL = -1, -2
 NAMES = {0: "host", 1: "expert 1", 2: "expert 2", LAUNCHER: "launcher", ALL: "launcher and all ranks"}
 FAULTS = ("kill", "stop", "stall", "slow", "malformed")
 REQUEST, REPLY, CONTROL, GATHER, BROADCAST = 1, 2, 3, 1000, 1001
+# Messages of the start by phase and rank: the exchange of host names; the report on what the rank has loaded, which is sent
+# while the host rank still waits for the prompt.
+EARLY = {("start", 0): f"{BROADCAST}.1", ("start", 1): f"{GATHER}.1", ("start", 2): f"{GATHER}.1",
+         ("load", 1): f"{GATHER}.3", ("load", 2): f"{GATHER}.3"}
 ATTEMPTS = 3  # to meet the phase
 
 
 def applies(phase, rank, fault):
-    """No message of the program travels before the agreement or after the farewell."""
+    """No message of the program travels after the farewell."""
     if rank < 0:
         return fault == "kill" and (rank, phase) != (ALL, "start")  # before the message layer has names for its memory
-    return not (fault == "malformed" and phase in ("start", "output", "shutdown"))
+    return not (fault == "malformed" and phase in ("output", "shutdown"))
 
 
 class Job:
@@ -197,9 +201,9 @@ def inject(job, rank, fault):
     elif fault == "slow":  # a tenth of its speed, never silent for long; for 3 s
         threading.Thread(target=slow_down, args=(pid,), daemon=True).start()
     elif fault == "malformed":
+        if (job.phase, rank) in EARLY:
+            return  # done already
         if job.phase == "load":
-            if rank > 0:
-                return  # done already
             tag = BROADCAST
         else:
             tag = REQUEST if rank == 0 else REPLY
@@ -235,8 +239,8 @@ def message_of(errors):
 def cell(phase, rank, fault):
     """(verdict, exit code, seconds, message)"""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="dsv41-fault-"))
-    if (phase, fault) == ("load", "malformed") and rank > 0:
-        (directory / f"corrupt.{rank}.{GATHER}").touch()  # sent while the host rank still waits for the prompt
+    if fault == "malformed" and (phase, rank) in EARLY:
+        (directory / f"corrupt.{rank}.{EARLY[phase, rank]}").touch()
     job = Job(directory, phase)
     try:
         job.reach(rank)

@@ -7,13 +7,14 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-from program import BIN, CHECKPOINTS, command, environment, ranks_of
+from program import CHECKPOINTS, command, environment, ranks_of
 
 SECONDS = int(os.environ.get("DSV41_SOAK_SECONDS", "3600"))
 RANKS = 4
@@ -106,8 +107,8 @@ def main():
     failures += soak.wrong[:3]
     if len(soak.answers) < REQUESTS:
         failures.append(f"only {len(soak.answers)} of {REQUESTS} requests were ever answered")
-    print(f"{BIN.name}: {SECONDS} s, {RANKS} ranks, {soak.finished} requests of {REQUESTS} kinds; "
-          f"{errors.strip().splitlines()[-1] if errors.strip() else ''}\n")
+    summary = re.search(r"\d+ requests finished.*", errors)
+    print(f"{SECONDS} s, {RANKS} ranks, {REQUESTS} kinds of requests; {summary[0] if summary else 'no summary'}\n")
     print("| rank | what | first | warm: least | most | last quarter: most |\n|---|---|---|---|---|---|")
     warm = [values for seconds, values in samples if WARM * SECONDS <= seconds < 0.75 * SECONDS and len(values) == RANKS]
     late = [values for seconds, values in samples if seconds >= 0.75 * SECONDS and len(values) == RANKS]

@@ -2,7 +2,7 @@
 // the program itself knows nothing of it. Environment: FAULT_DIRECTORY. There, files "start.RANK" and
 // "shutdown.RANK" appear when a rank is about to enter and to leave the message layer (and waits
 // FAULT_HOLD_MS then), and once the file "corrupt.RANK.TAG" exists the next message of that rank with that
-// tag is nonsense.
+// tag is nonsense; "corrupt.RANK.TAG.N" means the Nth of them.
 #include <fcntl.h>
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,7 +51,10 @@ int MPI_Finalize() {
 int MPI_Isend(const void* buffer, int count, MPI_Datatype type, int destination, int tag,
               MPI_Comm communicator, MPI_Request* request) {
   static std::vector<char> nonsense;  // stays: the message may be under way for long
-  if (nonsense.empty() && ::unlink(file("corrupt." + rank() + "." + std::to_string(tag)).c_str()) == 0) {
+  static std::map<int, int> sent;     // by tag
+  const std::string order = file("corrupt." + rank() + "." + std::to_string(tag));
+  const std::string numbered = order + "." + std::to_string(++sent[tag]);
+  if (nonsense.empty() && (::unlink(order.c_str()) == 0 || ::unlink(numbered.c_str()) == 0)) {
     nonsense.assign(static_cast<std::size_t>(count), '\xEE');
     buffer = nonsense.data();
   }
