@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 seconds=${1:-20}
 shift || true
 targets=("$@")
-((${#targets[@]})) || targets=(safetensors_header weight_index config tokenizer manifest placement)
+((${#targets[@]})) || targets=(safetensors_header weight_index config tokenizer manifest placement request messages)
 
 probe=$(mktemp -d)
 trap 'rm -rf "$probe"' EXIT
@@ -16,18 +16,36 @@ if ! clang++ -fsanitize=fuzzer,address "$probe/probe.cc" -o "$probe/probe" 2>"$p
   exit 0
 fi
 
-# Coverage for the whole loader; the corpora grow in the build folder, the seeds stay as they are.
+# The corpora grow in the build folder, the seeds stay as they are.
 cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_COMPILER=clang++ \
-  -DDSV41_FUZZ=ON -DDSV41_SANITIZE=address,undefined,fuzzer-no-link >/dev/null
+  -DDSV41_FUZZ=ON >/dev/null
 cmake --build build/fuzz --target "${targets[@]/%/_fuzz}"
-for target in "${targets[@]}"; do
+
+fuzz_one() {
+  local target=$1
   mkdir -p "build/fuzz/corpus/$target"
-  echo "== $target, $seconds s"
-  if ! "build/fuzz/bin/${target}_fuzz" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 \
+  "build/fuzz/bin/${target}_fuzz" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 \
     -print_final_stats=1 -artifact_prefix="build/fuzz/${target}-" \
-    "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"build/fuzz/$target.log" 2>&1; then
-    tail -n 100 "build/fuzz/$target.log"
-    exit 1
-  fi
-  grep -E "^Done|peak_rss" "build/fuzz/$target.log"
+    "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" >"build/fuzz/$target.log" 2>&1
+}
+
+# As many at once as there are cores.
+failed=()
+processors=$(nproc)
+for ((first = 0; first < ${#targets[@]}; first += processors)); do
+  batch=("${targets[@]:first:processors}")
+  pids=()
+  for target in "${batch[@]}"; do
+    fuzz_one "$target" &
+    pids+=($!)
+  done
+  for i in "${!batch[@]}"; do
+    wait "${pids[i]}" || failed+=("${batch[i]}")
+    echo "== ${batch[i]}, $seconds s: $(grep -E "^Done" "build/fuzz/${batch[i]}.log" || echo FAILED)"
+  done
 done
+for target in "${failed[@]}"; do
+  echo "== $target failed; the input is build/fuzz/$target-*"
+  tail -n 100 "build/fuzz/$target.log"
+done
+((${#failed[@]} == 0))

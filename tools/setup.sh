@@ -1,4 +1,4 @@
-# Sourced by demo.sh and test.sh: installs the Debian packages that are missing and builds the release preset.
+# Sourced by demo.sh and test.sh: installs the Debian packages that are missing and builds a preset.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -21,7 +21,9 @@ install_packages() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
 }
 
+preset=release
+
 build() {
-  cmake --preset release >&2
-  cmake --build --preset release "$@" >&2
+  cmake --preset "$preset" >&2
+  cmake --build --preset "$preset" "$@" >&2
 }

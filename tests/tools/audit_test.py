@@ -10,7 +10,7 @@ import threading
 import time
 import unittest
 
-from program import BIN, CHECKPOINTS, DATA, OB1, environment, run
+from program import BIN, CHECKPOINTS, DATA, environment, run, run_ranks
 
 RELEASED = DATA / "release/config.json"
 
@@ -32,17 +32,9 @@ class Audit(unittest.TestCase):
             path.chmod(0o755 if path.is_dir() else 0o644)
         return model
 
-    def launch(self, *arguments, ranks=3):
-        """Starts the ranks behind a shell that notes how each one ended; mpirun itself would end all at the first code."""
-        notes = self.directory / "codes"
-        shutil.rmtree(notes, ignore_errors=True)
-        notes.mkdir()
-        script = f'"$@"; echo $? >"{notes}/$OMPI_COMM_WORLD_RANK"'
-        command = ["mpirun", "-np", str(ranks), "--oversubscribe", *OB1, "sh", "-c", script, "sh", BIN / "dsv41-mpi", *arguments]
-        done = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, timeout=120, env=environment())
-        self.assertEqual(done.returncode, 0, done.stderr.decode())
-        codes = [int((notes / str(rank)).read_text()) for rank in range(ranks)]
-        return codes, done.stdout.decode().replace("\r", ""), done.stderr.decode()
+    def launch(self, *arguments):
+        result = run_ranks(arguments, 3)
+        return result.code, result.out, result.err
 
     def test_partial_trees(self):
         for shards, figures in (("1-48", ("96,085", "510,286,023,000 bytes", "39/39 checks passed")),

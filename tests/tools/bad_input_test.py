@@ -8,7 +8,7 @@ import struct
 import tempfile
 import unittest
 
-from program import CHECKPOINTS, run
+from program import CHECKPOINTS, run, run_ranks
 
 MINI = CHECKPOINTS / "mini"
 
@@ -28,8 +28,12 @@ class BadInput(unittest.TestCase):
     def refused(self, arguments, code, *words, ranks=(0, 3), **options):
         for count in ranks:
             with self.subTest(ranks=count, arguments=arguments):
-                result = run(arguments, ranks=count, **options)
-                self.assertEqual(result.code, code, result.err)
+                if count == 0:
+                    result = run(arguments, **options)
+                    self.assertEqual(result.code, code, result.err)
+                else:
+                    result = run_ranks(arguments, count, **options)
+                    self.assertEqual(result.code, [code] * count, result.err)
                 self.assertEqual(result.out, "")
                 lines = result.messages()
                 self.assertEqual(len(lines), 1, result.err)
@@ -41,6 +45,12 @@ class BadInput(unittest.TestCase):
 
     def with_prompt(self, model, *more):
         return ["--model", model, "--prompt", "a", *more]
+
+    def test_the_launcher_ends_with_the_code(self):
+        for arguments, code in ((["--model", self.directory / "none", "--prompt", "a"], 3), (["--promt", "a"], 2)):
+            result = run(arguments, ranks=3)
+            self.assertEqual(result.code, code, result.err)
+            self.assertEqual(len(result.messages()), 1, result.err)
 
     def test_no_model_directory(self):
         self.refused(self.with_prompt(self.directory / "none"), 3, str(self.directory / "none"))
