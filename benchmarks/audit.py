@@ -83,7 +83,7 @@ def main():
     parser.add_argument("--programs", type=Path, default=ROOT / "build/release/bin")
     parser.add_argument("--config", type=Path, default=ROOT / "tests/data/release/config.json")
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--payload-shard", type=int, default=3, help="shard to fill with data; 0: headers only")
+    parser.add_argument("--payload-shard", type=int, default=2, help="shard to fill with data (2: 1.3 GB); 0: headers only")
     parser.add_argument("--scratch", type=Path,
                         help="keep the trees there, as tree/ and payload/, and use them again (default: temporary ones)")
     parser.add_argument("--out", type=Path, help="write the result there as JSON")

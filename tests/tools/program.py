@@ -11,6 +11,9 @@ BIN = pathlib.Path(os.environ.get("DSV41_BINARY_DIR", ROOT / "build/release/bin"
 CHECKPOINTS = ROOT / "tests/checkpoints"
 DATA = ROOT / "tests/data"
 
+# How much longer than usual things may take: sanitizers slow everything down.
+PATIENCE = float(os.environ.get("DSV41_PATIENCE", "1"))
+
 UCX = ["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"]
 OB1 = ["--mca", "pml", "ob1"]
 
@@ -54,7 +57,7 @@ def ranks_of(launcher):
 def run(arguments, ranks=0, mca=(), timeout=120, program="dsv41-mpi", stdin=None, **extra):
     start = time.monotonic()
     done = subprocess.run(command(arguments, ranks, mca, program), input=stdin, stdin=None if stdin else subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout, env=environment(**extra))
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout * PATIENCE, env=environment(**extra))
     return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"),
                   time.monotonic() - start)
 
@@ -67,7 +70,7 @@ def run_ranks(arguments, ranks, mca=OB1, timeout=120, **extra):
         launcher = ["mpirun", "-np", str(ranks), "--oversubscribe", *mca, "sh", "-c", script, "sh"]
         start = time.monotonic()
         done = subprocess.run([*launcher, *command(arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, timeout=timeout, env=environment(**extra))
+                              stderr=subprocess.PIPE, timeout=timeout * PATIENCE, env=environment(**extra))
         seconds = time.monotonic() - start
         codes = [int((pathlib.Path(notes) / str(rank)).read_text()) for rank in range(ranks)]
     return Result(codes, done.stdout.decode(errors="replace").replace("\r", ""), done.stderr.decode(errors="replace"), seconds)
