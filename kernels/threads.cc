@@ -2,6 +2,9 @@
 // loop.
 #include "kernels/threads.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -33,6 +36,25 @@ constexpr std::uint64_t kOpen = std::uint64_t{1} << 31;
 constexpr std::uint64_t kInside = kOpen - 1;
 constexpr std::uint64_t loop_number(std::uint64_t door) {
   return door / kNumberStep;
+}
+
+/// The CPUs that this thread may run on, ascending; empty where the system does not say.
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  return cpus;
+}
+
+/// Best effort: a thread that cannot be bound runs wherever the system likes.
+void bind(std::thread& thread, int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
 }
 
 }  // namespace
@@ -111,9 +133,14 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(std::size_t threads) : state_(std::make_unique<State>()) {
   const std::size_t workers = threads > 1 ? threads - 1 : 0;
   workers_.reserve(workers);
+  const std::vector<int> cpus = allowed_cpus();
   try {
     for (std::size_t i = 0; i < workers; ++i)
       workers_.emplace_back([state = state_.get()] { state->work(); });
+    // One CPU for each thread: the workers stay on theirs, and near the memory that they touched first. The
+    // calling thread is not ours to bind: what it starts later would inherit that.
+    if (cpus.size() == threads)
+      for (std::size_t i = 0; i < workers; ++i) bind(workers_[i], cpus[i + 1]);
   } catch (...) {  // the system refused a thread: those that run must end before the state goes
     stop();
     throw;

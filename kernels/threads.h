@@ -12,9 +12,10 @@
 namespace dsv41 {
 
 /// A fixed set of threads; the calling thread is one of them. One loop runs at a time; loops do not nest.
-/// Between loops the other threads spin for some microseconds, then yield, then sleep. A loop never waits for
-/// a thread that did not wake up in time to take part: with more ranks than cores that would cost whole time
-/// slices.
+/// Where the process has exactly one CPU per thread, as a launcher that binds ranks gives it, the others are
+/// bound to one each. Between loops the other threads spin for some microseconds, then yield, then sleep. A
+/// loop never waits for a thread that did not wake up in time to take part: with more ranks than cores that
+/// would cost whole time slices.
 class ThreadPool {
  public:
   explicit ThreadPool(std::size_t threads);

@@ -1,5 +1,6 @@
 // The thread pool and Compute: every element once, exceptions once, results free of the number of threads.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -38,6 +39,35 @@ TEST_P(Threads, CoverEveryElementOnce) {
       EXPECT_EQ(visits, std::vector<int>(count, 1)) << count << " by " << grain;
     }
   }
+}
+
+TEST(ThreadPinning, OneCpuForEachThreadWhereThereAreAsMany) {
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  const auto cpus = static_cast<std::size_t>(CPU_COUNT(&all));
+  if (cpus < 2 || cpus > 64) GTEST_SKIP() << cpus << " CPUs";
+  const auto caller = std::this_thread::get_id();
+  for (const std::size_t threads : {cpus, cpus + 1}) {
+    ThreadPool pool(threads);
+    std::atomic<int> most{0}, fewest{1 << 30}, seen{0};
+    for (int attempt = 0; attempt < 1000 && seen == 0; ++attempt)
+      pool.parallel_for(1000, 1, [&](Range) {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        if (std::this_thread::get_id() == caller) return;
+        cpu_set_t own;
+        sched_getaffinity(0, sizeof own, &own);
+        most = std::max(most.load(), CPU_COUNT(&own)), fewest = std::min(fewest.load(), CPU_COUNT(&own));
+        ++seen;
+      });
+    ASSERT_GT(seen, 0);
+    if (threads == cpus)
+      EXPECT_EQ(most, 1);
+    else
+      EXPECT_EQ(fewest, static_cast<int>(cpus));
+  }
+  cpu_set_t after;
+  ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&all, &after));
 }
 
 TEST_P(Threads, RunLoopsBackToBack) {
