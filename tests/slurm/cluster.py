@@ -103,9 +103,9 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
         return {**values, **extra}
 
     def daemon(self, *command):
-        log = open(self.directory / f"{command[0]}.out", "ab")
-        self.processes.append(subprocess.Popen(command, env=self.environment(), stdin=subprocess.DEVNULL, stdout=log,
-                                               stderr=log, start_new_session=True))
+        with open(self.directory / f"{command[0]}.out", "ab") as log:
+            self.processes.append(subprocess.Popen(command, env=self.environment(), stdin=subprocess.DEVNULL, stdout=log,
+                                                   stderr=log, start_new_session=True))
 
     def wait_for(self, ready, what, seconds=60):
         end = time.monotonic() + seconds
@@ -133,6 +133,13 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
             if time.monotonic() > end:
                 raise RuntimeError(f"scontrol does not tell about job {job}: {shown.stderr}\n{self.logs()}")
             time.sleep(0.5)
+
+    def accounted(self, job):
+        """What the accounting of completed jobs says about a job: a list of {"JobState": …, "ExitCode": …}, one per completion."""
+        path = self.directory / "completed"
+        lines = path.read_text().splitlines() if path.exists() else []
+        entries = [dict(field.split("=", 1) for field in line.split() if "=" in field) for line in lines]
+        return [entry for entry in entries if entry.get("JobId") == str(job)]
 
     def __exit__(self, *_):
         for process in reversed(self.processes):
