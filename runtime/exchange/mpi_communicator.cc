@@ -295,19 +295,20 @@ class MpiCommunicator final : public Communicator {
     const std::vector<std::string> complete = gather(std::ssize(mapped) == ranks_here ? "all" : "", 0);
     auto remove = static_cast<std::byte>(std::find(complete.begin(), complete.end(), "") == complete.end());
     broadcast({&remove, 1}, 0);
-    if (remove != std::byte{0}) remove_segment_name(mapped, rank_);
+    if (remove != std::byte{0}) removed_segment_ = remove_segment_name(mapped, rank_);
   }
 
   void finalize() {
     const Watchdog watchdog(
         std::min<std::chrono::milliseconds>(timeout() + kFinalizeAllowance, kFinalizeTimeout), "end");
+    restore_segment_name(removed_segment_);
     MPI_Finalize();
   }
 
   int rank_ = 0, size_ = 1;
   bool oversubscribed_ = true;  // as long as nobody knows
   std::vector<std::string> hosts_;
-  std::string transport_;
+  std::string transport_, removed_segment_;
   std::vector<Slot> slots_;
   std::vector<std::size_t> free_;
 };

@@ -1,5 +1,6 @@
 #include "runtime/exchange/shared_segments.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,10 +28,17 @@ std::vector<std::string> mapped_segments() {
   return segments;
 }
 
-void remove_segment_name(const std::vector<std::string>& mapped, int rank) {
+std::string remove_segment_name(const std::vector<std::string>& mapped, int rank) {
   const std::string suffix = "." + std::to_string(rank);
   for (const std::string& path : mapped)
-    if (path.ends_with(suffix)) ::unlink(path.c_str());
+    if (path.ends_with(suffix) && ::unlink(path.c_str()) == 0) return path;
+  return {};
+}
+
+void restore_segment_name(const std::string& name) {
+  if (name.empty()) return;
+  const int descriptor = ::open(name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+  if (descriptor >= 0) ::close(descriptor);
 }
 
 }  // namespace dsv41

@@ -13,6 +13,9 @@ std::vector<std::string> mapped_segments();
 
 /// Removes the name of the segment of this rank among `mapped`. Memory stays for those who have mapped it,
 /// and goes with the last of them, however it ends: a job that is killed as a whole leaves nothing.
-void remove_segment_name(const std::vector<std::string>& mapped, int rank);
+/// Returns that name, empty if there was none.
+std::string remove_segment_name(const std::vector<std::string>& mapped, int rank);
+/// Puts an empty file in its place: at its end the message layer complains about a name that is gone.
+void restore_segment_name(const std::string& name);
 
 }  // namespace dsv41

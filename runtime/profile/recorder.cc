@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kBufferBytes = 32 << 20;        // all columns of buffered steps
 constexpr std::uint64_t kMostSteps = 512;             // buffered
-constexpr std::int64_t kLongestWaitNs = 500'000'000;  // between writes
+constexpr std::int64_t kLongestWaitNs = 1'000'000'000;  // between writes
 constexpr std::int64_t kWriteShare = 400;             // writes may take one part in this many of the run
 constexpr std::int64_t kFreeWriteNs = 3'000'000;      // … after this much
 

@@ -139,6 +139,8 @@ double draw_bars(Drawing& drawing, const Profile& profile, StepKind kind, double
   const auto height_of = [&](double ms) { return ms / largest * chart; };
   drawing.text(kLeft, top + 16, "part",
                fmt::format("Time of {} steps, ms", kStepKindNames[static_cast<std::size_t>(kind)]));
+  if (std::any_of(bars.begin(), bars.end(), [&](const Bar& bar) { return bar.total_ms > largest; }))
+    drawing.text(kLeft + kInner, top + 16, "right", "▴ longer than shown");
   const double tick = tick_distance(largest);
   for (double value = 0; value <= largest; value += tick) {
     drawing.line(kLeft, bottom - height_of(value), kLeft + kInner, bottom - height_of(value), "rule");

@@ -163,8 +163,8 @@ class Job:
             left.append("mpirun")
             self.process.kill()
         self.process.wait()
-        litter = [segment for segment in self.segments if pathlib.Path(segment).exists()]
-        for segment in litter:
+        litter = [segment for segment in self.segments if pathlib.Path(segment).exists() and os.path.getsize(segment) > 0]
+        for segment in self.segments:
             pathlib.Path(segment).unlink(missing_ok=True)
         if self.writer is not None:
             os.close(self.writer)

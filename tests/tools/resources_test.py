@@ -37,6 +37,17 @@ class Resources(unittest.TestCase):
         self.assertNotIn("core dumped", errors)
 
 
+class GoodRuns(Resources):
+    def test_a_run_that_ends_well_leaves_and_says_nothing(self):
+        running = Running(self, [*ENDLESS[:4], "-n", "300", "--ignore-eos", "--quiet"], ranks=3).producing()
+        ranks = ranks_of(running.process.pid)
+        segments = {line.removesuffix(" (deleted)").split()[-1] for pid in ranks.values()
+                    for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm/" in line}
+        code, _, errors, _ = running.finished()
+        self.assertEqual((code, errors), (0, ""))
+        self.assertEqual([path for path in segments if pathlib.Path(path).exists()], [])
+
+
 class Files(Resources):
     def damaged(self, model, ranks, launched=None):
         running = Running(self, ["--model", model, *ENDLESS[2:]], ranks=ranks, launched=launched).producing()
