@@ -34,7 +34,8 @@ const char* __lsan_default_suppressions() {
          "leak:libuct\n"
          "leak:libevent\n"
          "leak:libhwloc\n"
-         "leak:mca_\n";
+         "leak:mca_\n"
+         "leak:H5FL_\n";  // blocks of a file on a full disk, which is given up and the library then left open
 }
 #endif
 
