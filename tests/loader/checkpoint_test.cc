@@ -114,7 +114,8 @@ TEST(Checkpoint, OpensASparseTreeOfFullSize) {
   const Checkpoint checkpoint(directory.path());
   EXPECT_EQ(checkpoint.tensor_count(), 96085u);
   EXPECT_EQ(checkpoint.payload_bytes(), 510286023000u);
-  const EngramWeights& table = host_weights(checkpoint).engram.at(1);
+  const ModelWeights weights = host_weights(checkpoint);
+  const EngramWeights& table = weights.engram.at(1);
   EXPECT_EQ(table.rows, 384016682u);
   EXPECT_EQ(table.table_codes.back(), 0u);
   EXPECT_EQ(expert_weights(checkpoint, 42, 127).w2.k, 2304u);

@@ -115,7 +115,8 @@ TEST(TreeWriter, RandomValuesAreValidAndSane) {
                                  decode_e8m0(w1.scales[row * (w1.k / 32) + column / 32]);
                         }),
               1 / std::sqrt(static_cast<double>(w1.k)), 0.02);
-  const EngramWeights& table = host_weights(checkpoint).engram.at(0);
+  const ModelWeights weights = host_weights(checkpoint);
+  const EngramWeights& table = weights.engram.at(0);
   EXPECT_NEAR(deviation(table.rows, 32,
                         [&](std::size_t row, std::size_t column) {
                           return decode_e4m3(table.table_codes[row * 32 + column]) *
