@@ -59,18 +59,6 @@ struct Scheduler::Active {
   Clock::time_point submitted = Clock::now(), admitted, decoding;
 };
 
-std::string_view finish_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::Stop:
-      return "stop";
-    case FinishReason::Length:
-      return "length";
-    case FinishReason::Stopped:
-      return "stopped";
-  }
-  return "";
-}
-
 void check_prompt(const ModelConfig& config, std::span<const std::uint32_t> prompt) {
   if (prompt.empty()) throw UsageError("the prompt is empty: give at least one token");
   for (const std::uint32_t id : prompt)

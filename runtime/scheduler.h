@@ -31,7 +31,17 @@ struct GenerationRequest {
 };
 
 enum class FinishReason { Stop, Length, Stopped };  // EOS or stop text, max_tokens or context, stop request
-std::string_view finish_name(FinishReason reason);
+inline std::string_view finish_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::Stop:
+      return "stop";
+    case FinishReason::Length:
+      return "length";
+    case FinishReason::Stopped:
+      return "stopped";
+  }
+  return "";
+}
 
 struct GenerationResult {
   std::vector<std::uint32_t> output_ids;  // the EOS that ended it included
