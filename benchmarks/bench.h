@@ -29,6 +29,8 @@ struct Options {
   std::vector<std::size_t> contexts{1024};  // tokens that a sequence already has
   std::vector<std::size_t> sequences{1};    // in one step
   std::vector<std::size_t> prompts{16384};  // lengths
+  std::string directory = "/var/tmp";       // for the file of `engram`
+  std::size_t file_gib = 8;                 // its size
 };
 
 /// Anonymous memory with huge pages, filled by copies of `pattern`.
@@ -89,5 +91,8 @@ Json run_ops(const Options& options);
 Json run_decode(const Options& options);
 Json run_prefill(const Options& options);
 Json run_speculation(const Options& options);
+Json run_engram(const Options& options);
+/// Under mpirun -np 2. Null on rank 1.
+Json run_exchange(const Options& options);
 
 }  // namespace dsv41::bench

@@ -126,6 +126,12 @@ ModelWeights host_weights(const Checkpoint& checkpoint) {
   return out;
 }
 
+TensorLocation expert_tensor(const Checkpoint& checkpoint, std::uint32_t block, std::uint32_t expert,
+                             std::string_view tensor) {
+  return checkpoint.location(
+      fmt::format("{}ffn.experts.{}.{}", block_prefix(checkpoint.config(), block), expert, tensor));
+}
+
 ExpertMatrices expert_weights(const Checkpoint& checkpoint, std::uint32_t block, std::uint32_t expert) {
   const Scope in(checkpoint,
                  fmt::format("{}ffn.experts.{}.", block_prefix(checkpoint.config(), block), expert));

@@ -83,6 +83,9 @@ struct ModelWeights {
 
 /// Views of everything the host rank uses (all but routed experts).
 ModelWeights host_weights(const Checkpoint& checkpoint);
+/// Where a tensor of a routed expert lies: "w1.weight", "w1.scale", …
+TensorLocation expert_tensor(const Checkpoint& checkpoint, std::uint32_t block, std::uint32_t expert,
+                             std::string_view tensor);
 /// Views of one routed expert; block counts backbone layers, then draft stages.
 ExpertMatrices expert_weights(const Checkpoint& checkpoint, std::uint32_t block, std::uint32_t expert);
 

@@ -21,6 +21,12 @@ struct VerdictBytes {
   std::array<char, kVerdictText> text{};
 };
 
+std::string one_line(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char letter) { return letter < 0x20 || letter == 0x7F; }, ' ');
+  return text.substr(0, kVerdictText);
+}
+
 std::string to_text(const StartReport& report) {
   nlohmann::ordered_json json;
   json["code"] = static_cast<int>(report.code);
@@ -36,6 +42,11 @@ std::string to_text(const StartReport& report) {
   json["device"] = report.device;
   json["gpu"] = report.gpu;
   json["share_gpu"] = report.share_gpu ? 1u : 0u;
+  json["expert_memory"] = report.expert_memory;
+  json["engram_memory"] = report.engram_memory;
+  json["available_memory"] = report.available_memory;
+  json["resident_experts"] = report.resident_experts;
+  json["note"] = report.note.substr(0, kVerdictText);
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -69,13 +80,49 @@ StartReport from_text(const std::string& text, const std::string& sender) {
   report.device = string("device");
   report.gpu = string("gpu");
   report.share_gpu = number("share_gpu") != 0;
+  report.expert_memory = number("expert_memory");
+  report.engram_memory = number("engram_memory");
+  report.available_memory = number("available_memory");
+  report.resident_experts = number("resident_experts");
+  report.note = one_line(string("note"));
   return report;
 }
 
-std::string one_line(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char letter) { return letter < 0x20 || letter == 0x7F; }, ' ');
-  return text.substr(0, kVerdictText);
+double gib(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / (std::uint64_t{1} << 30);
+}
+
+/// The first machine whose ranks want more than it has, in one line; empty: none.
+std::string memory_shortage(const std::vector<StartReport>& all) {
+  for (std::size_t first = 0; first < all.size(); ++first) {
+    const std::string& host = all[first].host;
+    std::uint64_t wanted = 0, available = 0;
+    std::string parts;
+    bool seen = false;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const StartReport& report = all[rank];
+      if (report.host != host) continue;
+      seen = seen || rank < first;
+      const auto add = [&](std::uint64_t bytes, std::string_view what, std::string_view option) {
+        if (bytes == 0) return;
+        wanted += bytes;
+        parts += fmt::format("{}rank {} {:.2f} GiB for {} ({})", parts.empty() ? "" : ", ", rank, gib(bytes),
+                             what, option);
+      };
+      add(report.engram_memory, "engram rows", "--engram");
+      add(report.expert_memory, "experts", "--expert-memory");
+      // Of several numbers the smallest: they were read at different moments, or under different limits.
+      if (report.available_memory > 0 && (available == 0 || report.available_memory < available))
+        available = report.available_memory;
+    }
+    if (!seen && available > 0 && wanted > available)
+      return fmt::format(
+          "{}: {:.2f} GiB of memory are asked for, {:.2f} GiB are available: {}; ask for less, or let "
+          "--engram "
+          "mmap and experts without --expert-memory be read through the page cache",
+          host, gib(wanted), gib(available), parts);
+  }
+  return {};
 }
 
 }  // namespace
@@ -154,6 +201,10 @@ StartVerdict judge(std::vector<StartReport> reports) {
     break;
   }
   if (verdict.code != ExitCode::Ok) return verdict;
+  if (const std::string shortage = memory_shortage(all); !shortage.empty()) {
+    refuse(ExitCode::Resources, shortage);
+    return verdict;
+  }
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     const auto first =
         std::find_if(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(rank), [&](const auto& other) {

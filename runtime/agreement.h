@@ -39,7 +39,12 @@ struct StartReport {
   std::uint64_t placement_fingerprint = 0;  // Placement::fingerprint()
   std::uint32_t max_rows = 0;               // rows per step: sizes every buffer
   HeldExperts held;
-  std::string host, device;  // device: ExpertEngine::describe(), or what the host rank computes on
+  // Memory that the rank is about to take because of --expert-memory and --engram, beside what it maps; and
+  // what its machine has left (0: unknown).
+  std::uint64_t expert_memory = 0, engram_memory = 0, available_memory = 0;
+  std::uint64_t resident_experts = 0;  // that fit in expert_memory; 0: all are mapped
+  std::string note;                    // something wanted that is not to be had, for rank 0 to print
+  std::string host, device;            // device: ExpertEngine::describe(), or what the host rank computes on
   // The GPU of an expert rank: its bus id, the same for every process of its machine; empty: none. Two ranks
   // with one GPU are refused unless both may share it.
   std::string gpu;
@@ -65,7 +70,8 @@ StartVerdict judge(std::vector<StartReport> reports);
 
 /// Collective: gather, judge, broadcast. A failure that every rank shares is said once; one of some ranks
 /// names the first of them and its host; so does a difference in protocol, program, config, placement or rows
-/// per step. Throws PeerError when a rank does not report within the communicator's timeout.
+/// per step. Memory that a machine does not have is refused with the numbers. Throws PeerError when a rank
+/// does not report within the communicator's timeout.
 StartVerdict agree(Communicator& communicator, const StartReport& mine);
 
 }  // namespace dsv41

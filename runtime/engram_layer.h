@@ -28,6 +28,7 @@ class EngramLayers {
   EngramRows& rows_source_;
   std::vector<HashLayer> layers_;
   std::size_t step_rows_ = 0;
+  EngramCounters counted_;           // when the recorder was told last
   std::vector<std::uint64_t> ids_;   // [tables, rows, columns]
   std::vector<HashedToken> recent_;  // [max_ngram_size]
   std::vector<BFloat16> rows_;       // [max_rows, columns * width]

@@ -43,6 +43,7 @@ class ExpertRank {
         flights_{Flight(limits), Flight(limits)} {
     wire::check_limits(limits);
     routes_.reserve(limits.max_routes);
+    next_routes_.reserve(limits.max_routes);
     for (Flight& flight : flights_)
       flight.receive = communicator_.receive(flight.request.all(), kHost, wire::kRequestTag);
     listen();
@@ -72,16 +73,24 @@ class ExpertRank {
     wire::Buffer request, reply;
     Request receive, send;
     bool sending = false;
+    bool arrived = false;  // the request is there, `bytes` long
+    std::size_t bytes = 0;
   };
+
+  bool arrived(Flight& flight) {
+    flight.arrived = flight.arrived || communicator_.test(flight.receive, &flight.bytes);
+    return flight.arrived;
+  }
 
   void listen() { control_receive_ = communicator_.receive(control_in_.all(), kHost, wire::kControlTag); }
 
   void serve() {
     for (std::size_t slot = 0; !shutdown_;) {
-      std::size_t bytes = 0;
-      if (communicator_.test(flights_[slot].receive, &bytes)) {
-        answer(flights_[slot], bytes);
-        slot = (slot + 1) % kCallsInFlight;
+      if (arrived(flights_[slot])) {
+        next_slot_ = (slot + 1) % kCallsInFlight;
+        next_announced_ = false;
+        answer(flights_[slot]);
+        slot = next_slot_;
         backoff_.reset();
         continue;
       }
@@ -94,11 +103,12 @@ class ExpertRank {
     }
   }
 
-  void answer(Flight& flight, std::size_t bytes) {
+  void answer(Flight& flight) {
     RankTiming timing;
     timing.received_at_ns = last_heard_ns_ = monotonic_ns();
     timing.wait_ns = timing.received_at_ns - idle_since_ns_;
-    const auto message = flight.request.first(bytes);
+    flight.arrived = false;
+    const auto message = flight.request.first(flight.bytes);
     wire::Header header = wire::read_request(message, rules_, ++calls_, host_, routes_);
     while (
         flight.sending) {  // the reply before last still leaves: only when the host is slower than this rank
@@ -131,8 +141,24 @@ class ExpertRank {
     last_send_ns_ = idle_since_ns_ - computed_at;
   }
 
+  /// Tells the engine about the next request, if it is there already: the other half of a large step, or its
+  /// next layer.
+  void announce_next() {
+    Flight& next = flights_[next_slot_];
+    if (next_announced_ || !engine_.reads_ahead() || !arrived(next)) return;
+    next_announced_ = true;
+    wire::Header header;
+    try {
+      header = wire::read_request(next.request.first(next.bytes), rules_, calls_ + 1, host_, next_routes_);
+    } catch (const PeerError&) {
+      return;  // reported when it is its turn
+    }
+    engine_.announce(header.block, next_routes_);
+  }
+
   /// Called out of a long computation.
   void alive() {
+    announce_next();
     const std::uint64_t now = monotonic_ns();
     if (now - last_alive_ns_ < keep_alive_ns_) return;
     last_alive_ns_ = now;
@@ -241,7 +267,9 @@ class ExpertRank {
   Request control_receive_, control_send_;
   bool control_sending_ = false;
   std::array<Flight, kCallsInFlight> flights_;
-  std::vector<Route> routes_;
+  std::vector<Route> routes_, next_routes_;
+  std::size_t next_slot_ = 1;    // of the request after the one that is being answered
+  bool next_announced_ = false;  // whether the engine knows it
   std::optional<ExitCode> shutdown_;
   std::uint64_t calls_ = 0;
   std::uint64_t last_heard_ns_ = 0, idle_since_ns_ = 0, last_send_ns_ = 0, last_alive_ns_ = 0;

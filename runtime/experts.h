@@ -84,6 +84,11 @@ class Experts {
   virtual void finish(std::span<BFloat16> outputs) = 0;
   /// Whether a call leaves this process, so that waiting for it can be filled with other work.
   virtual bool remote() const { return false; }
+  /// Experts of all calls so far that were in memory, or had to be read.
+  struct Residency {
+    std::uint64_t hits = 0, misses = 0;
+  };
+  virtual Residency residency() const { return {}; }
   /// The parts of the call that finish() ended last, in rank order; valid until the next finish().
   virtual std::span<const RankReport> reports() const = 0;
   /// Tells waiting ranks that the host is at work. Cheap: call it wherever time passes (every block, every
@@ -124,8 +129,15 @@ class ExpertEngine {
  public:
   virtual ~ExpertEngine() = default;
   virtual const ExpertGeometry& geometry() const = 0;
+  /// The routes of a call that will be computed later: experts that are not in memory may be fetched
+  /// meanwhile.
+  virtual bool reads_ahead() const { return false; }  // whether announce() has any effect
+  virtual void announce(std::uint32_t block, std::span<const Route> routes) {
+    (void)block;
+    (void)routes;
+  }
   /// outputs: bf16 [routes, D] in route order. `alive` is to be called at least every second or so of a long
-  /// call. Fills compute time and counters of `timing`.
+  /// call, and may announce() the next one. Fills compute time and counters of `timing`.
   virtual void compute(const ExpertCall& call, std::span<BFloat16> outputs, RankTiming& timing,
                        const std::function<void()>& alive) = 0;
   /// For the start line: "avx2, 2 threads".

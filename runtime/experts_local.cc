@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "loader/weights.h"
+#include "runtime/expert_store.h"
 #include "runtime/experts.h"
 
 namespace dsv41 {
@@ -67,30 +68,69 @@ class CheckpointExperts final : public ExpertSource {
 
 class CpuEngine final : public ExpertEngine {
  public:
-  CpuEngine(ExpertSource& source, Compute& compute, const ExpertLimits& limits)
-      : source_(source), compute_(compute) {
+  CpuEngine(std::unique_ptr<ExpertStore> store, Compute& compute, const ExpertLimits& limits)
+      : store_(std::move(store)), compute_(compute) {
     std::uint32_t most_experts = 0;
-    for (const std::uint32_t experts : source.geometry().experts_per_block)
+    for (const std::uint32_t experts : geometry().experts_per_block)
       most_experts = std::max(most_experts, experts);
     first_route_.resize(most_experts + 1);
+    touched_.reserve(most_experts);
+    announced_.reserve(most_experts);
     rows_.resize(limits.max_routes);
     weights_.resize(limits.max_routes);
     outputs_.resize(limits.max_routes);
     tasks_.reserve(std::size_t{most_experts} + limits.max_routes / kSmallestSlice + 1);
   }
 
-  const ExpertGeometry& geometry() const override { return source_.geometry(); }
+  const ExpertGeometry& geometry() const override { return store_->geometry(); }
   std::string describe() const override {
     return fmt::format("CPU {}, {} thread{}", compute_.ops().name, compute_.threads().size(),
                        compute_.threads().size() == 1 ? "" : "s");
   }
 
+  bool reads_ahead() const override { return store_->reads_ahead(); }
+  void announce(std::uint32_t block, std::span<const Route> routes) override {
+    announced_.clear();
+    for (const Route& route : routes) announced_.push_back(route.expert);
+    std::sort(announced_.begin(), announced_.end());
+    announced_.erase(std::unique(announced_.begin(), announced_.end()), announced_.end());
+    store_->announce(block, announced_);
+  }
+
   void compute(const ExpertCall& call, std::span<BFloat16> outputs, RankTiming& timing,
                const std::function<void()>& alive) override {
     const std::uint64_t begin = monotonic_ns();
+    const ExpertStore::Counters before = store_->counters();
     group_by_expert(call);
-    const std::uint32_t experts = geometry().experts_per_block[call.block];
-    std::size_t slice = routes_per_slice();
+    store_->begin(call.block, touched_);
+    if (reads_ahead()) alive();  // its own reads are on their way: now those of the next call may follow
+    for (auto ready = store_->take(alive); !ready.empty(); ready = store_->take(alive)) {
+      compute_ready(call, ready, outputs, alive);
+      store_->release();
+    }
+    timing.experts_touched += static_cast<std::uint32_t>(touched_.size());
+    timing.bytes_read += touched_.size() * geometry().expert_bytes();
+    timing.cache_hits += static_cast<std::uint32_t>(store_->counters().hits - before.hits);
+    timing.cache_misses += static_cast<std::uint32_t>(store_->counters().misses - before.misses);
+    const std::uint64_t elapsed = monotonic_ns() - begin;
+    timing.compute_ns += elapsed;
+    if (!call.routes.empty()) ns_per_route_ = elapsed / call.routes.size() + 1;
+  }
+
+ private:
+  // A call is computed in slices of about this long, so that a rank can say that it is alive. Slices change
+  // no result.
+  static constexpr std::uint64_t kSliceNs = 500'000'000;
+  static constexpr std::size_t kSmallestSlice = 16, kFirstSlice = 64;
+
+  std::size_t routes_per_slice() const {
+    return ns_per_route_ == 0 ? kFirstSlice : std::max<std::size_t>(kSmallestSlice, kSliceNs / ns_per_route_);
+  }
+
+  /// All routes of these experts, in slices.
+  void compute_ready(const ExpertCall& call, std::span<const std::uint32_t> experts,
+                     std::span<BFloat16> outputs, const std::function<void()>& alive) {
+    const std::size_t slice = routes_per_slice();
     std::size_t in_slice = 0;
     tasks_.clear();
     const auto run = [&] {
@@ -99,13 +139,9 @@ class CpuEngine final : public ExpertEngine {
       tasks_.clear();
       in_slice = 0;
     };
-    for (std::uint32_t expert = 0; expert < experts; ++expert) {
+    for (const std::uint32_t expert : experts) {
+      const ExpertMatrices matrices = store_->matrices(expert);
       const std::size_t end = first_route_[expert + 1];
-      if (first_route_[expert] == end) continue;
-      const ExpertMatrices matrices = source_.expert(call.block, expert);
-      ++timing.experts_touched;
-      ++timing.cache_hits;
-      timing.bytes_read += geometry().expert_bytes();
       for (std::size_t first = first_route_[expert]; first < end;) {
         const std::size_t count = std::min(end - first, slice - in_slice);
         tasks_.push_back({matrices, std::span(rows_).subspan(first, count),
@@ -120,19 +156,6 @@ class CpuEngine final : public ExpertEngine {
       }
     }
     run();
-    const std::uint64_t elapsed = monotonic_ns() - begin;
-    timing.compute_ns += elapsed;
-    if (!call.routes.empty()) ns_per_route_ = elapsed / call.routes.size() + 1;
-  }
-
- private:
-  // A call is computed in slices of about this long, so that a rank can say that it is alive. Slices change
-  // no result.
-  static constexpr std::uint64_t kSliceNs = 500'000'000;
-  static constexpr std::size_t kSmallestSlice = 16, kFirstSlice = 64;
-
-  std::size_t routes_per_slice() const {
-    return ns_per_route_ == 0 ? kFirstSlice : std::max<std::size_t>(kSmallestSlice, kSliceNs / ns_per_route_);
   }
 
   /// Counting sort of the routes: expert e has first_route_[e] … first_route_[e + 1] of the three arrays.
@@ -153,11 +176,15 @@ class CpuEngine final : public ExpertEngine {
     // Every entry has moved on to the begin of the next expert.
     std::copy_backward(first_route_.begin(), first_route_.end() - 1, first_route_.end());
     first_route_.front() = 0;
+    touched_.clear();
+    for (std::uint32_t expert = 0; expert < geometry().experts_per_block[call.block]; ++expert)
+      if (first_route_[expert] != first_route_[expert + 1]) touched_.push_back(expert);
   }
 
-  ExpertSource& source_;
+  std::unique_ptr<ExpertStore> store_;
   Compute& compute_;
   std::vector<std::size_t> first_route_;
+  std::vector<std::uint32_t> touched_, announced_;  // experts, ascending
   std::vector<std::uint32_t> rows_, outputs_;
   std::vector<float> weights_;
   std::vector<ExpertTask> tasks_;
@@ -171,6 +198,7 @@ class LocalExperts final : public Experts {
   void begin(const ExpertCall& call) override {
     if (begun_ - finished_ == kCallsInFlight) throw std::logic_error("too many calls in flight");
     calls_[begun_++ % kCallsInFlight] = call;
+    if (engine_->reads_ahead()) engine_->announce(call.block, call.routes);
   }
 
   void finish(std::span<BFloat16> outputs) override {
@@ -182,8 +210,11 @@ class LocalExperts final : public Experts {
     report_.sent_at_ns = report_.timing.received_at_ns = monotonic_ns();
     if (!call.routes.empty()) engine_->compute(call, outputs, report_.timing, [] {});
     report_.replied_at_ns = monotonic_ns();
+    residency_.hits += report_.timing.cache_hits;
+    residency_.misses += report_.timing.cache_misses;
   }
 
+  Residency residency() const override { return residency_; }
   std::span<const RankReport> reports() const override { return {&report_, 1}; }
 
  private:
@@ -191,6 +222,7 @@ class LocalExperts final : public Experts {
   std::array<ExpertCall, kCallsInFlight> calls_;
   std::uint64_t begun_ = 0, finished_ = 0;
   RankReport report_;
+  Residency residency_;
 };
 
 }  // namespace
@@ -199,8 +231,13 @@ std::unique_ptr<ExpertSource> checkpoint_experts(const Checkpoint& checkpoint) {
   return std::make_unique<CheckpointExperts>(checkpoint);
 }
 
+std::unique_ptr<ExpertEngine> cpu_engine(std::unique_ptr<ExpertStore> store, Compute& compute,
+                                         const ExpertLimits& limits) {
+  return std::make_unique<CpuEngine>(std::move(store), compute, limits);
+}
+
 std::unique_ptr<ExpertEngine> cpu_engine(ExpertSource& source, Compute& compute, const ExpertLimits& limits) {
-  return std::make_unique<CpuEngine>(source, compute, limits);
+  return cpu_engine(mapped_expert_store(source), compute, limits);
 }
 
 std::unique_ptr<Experts> local_experts(std::unique_ptr<ExpertEngine> engine) {

@@ -89,6 +89,7 @@ class RemoteExperts final : public Experts {
   void begin(const ExpertCall& call) override;
   void finish(std::span<BFloat16> outputs) override;
   bool remote() const override { return true; }
+  Residency residency() const override { return residency_; }
   std::span<const RankReport> reports() const override { return reports_; }
   void set_phase(std::string_view phase) override { phase_ = phase; }
   void keep_alive() override {
@@ -129,6 +130,7 @@ class RemoteExperts final : public Experts {
   std::uint32_t last_block_ = 0;
   std::string phase_ = "start";
   std::vector<RankReport> reports_;
+  Residency residency_;
   bool closed_ = false;
 };
 
@@ -284,8 +286,12 @@ void RemoteExperts::finish(std::span<BFloat16> outputs) {
   }
   ++finished_;
   reports_.clear();
-  for (const Peer& peer : peers_)
-    if (!peer.flights[slot].route_indices.empty()) reports_.push_back(peer.flights[slot].report);
+  for (const Peer& peer : peers_) {
+    if (peer.flights[slot].route_indices.empty()) continue;
+    reports_.push_back(peer.flights[slot].report);
+    residency_.hits += reports_.back().timing.cache_hits;
+    residency_.misses += reports_.back().timing.cache_misses;
+  }
 }
 
 void RemoteExperts::check_silence(Peer& peer, const Flight& flight) const {

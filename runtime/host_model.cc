@@ -9,12 +9,13 @@
 
 namespace dsv41 {
 
-HostModel::HostModel(const Checkpoint& checkpoint, Compute& compute, std::size_t max_rows)
+HostModel::HostModel(const Checkpoint& checkpoint, Compute& compute, std::size_t max_rows,
+                     const EngramOptions& engram)
     : checkpoint_(checkpoint),
       tokenizer_(checkpoint.directory() / "tokenizer.json"),
       weights_(host_weights(checkpoint)),
       context_{checkpoint.config(), weights_, compute, max_rows},
-      rows_(mapped_engram_rows(weights_, compute)) {
+      rows_(dsv41::engram_rows(weights_, compute, engram, max_rows * checkpoint.config().n_hash_columns())) {
   if (tokenizer_.vocab_size() > config().vocab_size)
     throw CheckpointError(fmt::format("tokenizer.json has ids up to {}, but vocab_size is {}",
                                       tokenizer_.vocab_size() - 1, config().vocab_size));

@@ -16,7 +16,8 @@ namespace dsv41 {
 class HostModel {
  public:
   /// checkpoint and compute must outlive the object. Throws CheckpointError.
-  HostModel(const Checkpoint& checkpoint, Compute& compute, std::size_t max_rows);
+  HostModel(const Checkpoint& checkpoint, Compute& compute, std::size_t max_rows,
+            const EngramOptions& engram = {});
 
   const ModelConfig& config() const { return checkpoint_.config(); }
   const Tokenizer& tokenizer() const { return tokenizer_; }
@@ -24,6 +25,9 @@ class HostModel {
   const ModelContext& context() const { return context_; }
   void observe(Observer* observer) { context_.observer = observer; }
   void record(Recorder* recorder) { context_.recorder = recorder; }
+  /// To be loaded before the first step, unless they are mapped.
+  EngramRows& engram_rows() { return *rows_; }
+  const EngramRows& engram_rows() const { return *rows_; }
 
   /// Joins the experts, which must outlive the backbone. Once.
   Backbone& connect(Experts& experts);

@@ -13,14 +13,17 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <span>
 #include <thread>
 
 #include "loader/checkpoint.h"
 #include "loader/error.h"
+#include "loader/memory.h"
 #include "runtime/agreement.h"
 #include "runtime/exchange/communicator.h"
 #include "runtime/expert_rank.h"
+#include "runtime/expert_store.h"
 #include "runtime/experts.h"
 #include "runtime/placement.h"
 #include "tools/heap.h"
@@ -68,10 +71,32 @@ struct Prepared {
   std::optional<Checkpoint> checkpoint;
   std::unique_ptr<Compute> compute;
   std::unique_ptr<ExpertSource> source;
+  std::unique_ptr<ExpertStore> store;    // of ranks that compute experts
   std::optional<Placement> placement;    // more than one rank
   std::unique_ptr<ProfileFile> profile;  // rank 0, if wanted
   std::unique_ptr<HostRank> host;        // rank 0
 };
+
+void add_note(StartReport& report, const std::string& note) {
+  if (!note.empty()) report.note += (report.note.empty() ? "" : "; ") + note;
+}
+
+/// Where the experts of this rank come from. Memory is planned, not taken.
+void prepare_store(const Options& options, const Communicator& communicator, Prepared& prepared,
+                   StartReport& report) {
+  if (!options.expert_memory) {
+    prepared.store = mapped_expert_store(*prepared.source);
+    return;
+  }
+  const auto owner = static_cast<std::uint32_t>(std::max(communicator.rank() - 1, 0));
+  ExpertStoreOptions store;
+  store.memory_bytes = *options.expert_memory;
+  prepared.store = cached_expert_store(*prepared.checkpoint,
+                                       prepared.placement ? &*prepared.placement : nullptr, owner, store);
+  report.expert_memory = prepared.store->memory_bytes();
+  report.resident_experts = prepared.store->resident_experts();
+  add_note(report, prepared.store->note());
+}
 
 void prepare(const Options& options, const Communicator& communicator, Prepared& prepared,
              StartReport& report) {
@@ -96,8 +121,14 @@ void prepare(const Options& options, const Communicator& communicator, Prepared&
       report.held = held_experts(*prepared.source, *prepared.placement,
                                  static_cast<std::uint32_t>(communicator.rank() - 1));
   }
-  if (communicator.rank() == 0)
+  if (communicator.rank() > 0 || communicator.size() == 1)
+    prepare_store(options, communicator, prepared, report);
+  if (communicator.rank() == 0) {
     prepared.host = std::make_unique<HostRank>(options, *prepared.checkpoint, *prepared.compute);
+    report.engram_memory = prepared.host->engram_rows().memory_bytes();
+    add_note(report, prepared.host->engram_rows().note());
+  }
+  report.available_memory = available_memory().value_or(0);
   report.config_fingerprint = prepared.checkpoint->fingerprint();
   report.max_rows = options.step_rows();
   report.device = fmt::format("{}, {} thread{}", ops->name, threads, threads == 1 ? "" : "s");
@@ -114,9 +145,22 @@ void print_start(const Options& options, const Communicator& communicator, const
   if (prepared.placement)
     fmt::print(stderr, "{} expert rank{}, {} placement; ", prepared.placement->ranks(),
                prepared.placement->ranks() == 1 ? "" : "s", prepared.placement->name());
-  fmt::print(stderr, "transport {}; backend {}, {} thread{}\n", communicator.transport(),
+  fmt::print(stderr, "transport {}; backend {}, {} thread{}", communicator.transport(),
              prepared.compute->ops().name, prepared.compute->threads().size(),
              prepared.compute->threads().size() == 1 ? "" : "s");
+  if (options.expert_memory && prepared.store) fmt::print(stderr, "; experts {}", prepared.store->describe());
+  if (options.engram.mode != EngramMode::Mmap)
+    fmt::print(stderr, "; engram {}", prepared.host->engram_rows().describe());
+  fmt::print(stderr, "\n");
+}
+
+/// What ranks wanted and cannot have: never silently something else.
+void print_notes(const StartVerdict& verdict) {
+  std::set<std::string> said;
+  for (const StartReport& report : verdict.reports)
+    if (!report.note.empty() && said.insert(report.note).second)
+      fmt::print(stderr, "dsv41-mpi: rank {} ({}): {}\n", &report - verdict.reports.data(), report.host,
+                 report.note);
 }
 
 void print_holdings(const Prepared& prepared, const StartVerdict& verdict) {
@@ -128,17 +172,31 @@ void print_holdings(const Prepared& prepared, const StartVerdict& verdict) {
   const std::uint64_t host_bytes = prepared.checkpoint->payload_bytes() - expert_bytes;
   for (std::size_t rank = 0; rank < verdict.reports.size(); ++rank) {
     const StartReport& report = verdict.reports[rank];
+    std::string residency;
+    if (report.resident_experts > 0)
+      residency += fmt::format("; {} experts in {:.3f} GiB of memory at a time", report.resident_experts,
+                               static_cast<double>(report.expert_memory) / kGiB);
+    if (report.engram_memory > 0)
+      residency += fmt::format("; {:.3f} GiB of memory for engram rows",
+                               static_cast<double>(report.engram_memory) / kGiB);
     if (rank == 0)
-      fmt::print(stderr, "rank 0 on {}: host, {:.3f} GiB of tensors{}; {}\n", report.host,
+      fmt::print(stderr, "rank 0 on {}: host, {:.3f} GiB of tensors{}; {}{}\n", report.host,
                  static_cast<double>(host_bytes) / kGiB,
                  verdict.reports.size() == 1 ? fmt::format(" and {} experts, {:.3f} GiB", experts,
                                                            static_cast<double>(expert_bytes) / kGiB)
                                              : "",
-                 report.device);
+                 report.device, residency);
     else
-      fmt::print(stderr, "rank {} on {}: {} experts, {:.3f} GiB; {}\n", rank, report.host,
-                 report.held.experts, static_cast<double>(report.held.bytes) / kGiB, report.device);
+      fmt::print(stderr, "rank {} on {}: {} experts, {:.3f} GiB; {}{}\n", rank, report.host,
+                 report.held.experts, static_cast<double>(report.held.bytes) / kGiB, report.device,
+                 residency);
   }
+}
+
+/// Takes the memory for experts.
+std::unique_ptr<ExpertEngine> expert_engine(Prepared& prepared, const ExpertLimits& limits) {
+  prepared.store->load();
+  return cpu_engine(std::move(prepared.store), *prepared.compute, limits);
 }
 
 /// The host rank's run after everybody agreed; whatever happens, the expert ranks are told.
@@ -149,7 +207,7 @@ ExitCode run_host(const Options& options, Communicator& communicator, Prepared& 
   try {
     experts = prepared.placement ? remote_experts(communicator, *prepared.placement,
                                                   prepared.source->geometry(), limits, options.rank_timeout)
-                                 : local_experts(*prepared.source, *prepared.compute, limits);
+                                 : local_experts(expert_engine(prepared, limits));
     prepared.host->run(*experts, recorder, load_seconds);
     if (recorder) recorder->close();
     experts->close(ExitCode::Ok);
@@ -179,7 +237,10 @@ ExitCode run(const Options& options, Communicator& communicator) {
     if (host) fmt::print(stderr, "dsv41-mpi: {}\n", verdict.message);
     return verdict.code;
   }
-  if (host && !options.quiet) print_start(options, communicator, prepared);
+  if (host && !options.quiet) {
+    print_start(options, communicator, prepared);
+    print_notes(verdict);
+  }
   if (options.dry_run) {
     if (host) print_holdings(prepared, verdict);
     return ExitCode::Ok;
@@ -194,9 +255,9 @@ ExitCode run(const Options& options, Communicator& communicator) {
   if (host)
     return run_host(options, communicator, prepared, recorder.get(),
                     std::chrono::duration<double>(Clock::now() - start).count());
-  return run_expert_rank(communicator, *prepared.placement, *prepared.source, *prepared.compute,
-                         ExpertLimits::of(prepared.checkpoint->config(), options.step_rows()),
-                         {options.rank_timeout});
+  const ExpertLimits limits = ExpertLimits::of(prepared.checkpoint->config(), options.step_rows());
+  const auto engine = expert_engine(prepared, limits);
+  return run_expert_rank(communicator, *prepared.placement, *engine, limits, {options.rank_timeout});
 }
 
 /// A rank did not come to the agreement, so an orderly end, which needs all, is not possible. The host rank

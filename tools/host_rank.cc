@@ -74,7 +74,7 @@ std::string describe_speculation(const SpeculationCounts& counts) {
 }  // namespace
 
 HostRank::HostRank(const Options& options, const Checkpoint& checkpoint, Compute& compute)
-    : options_(options), model_(checkpoint, compute, options.step_rows()) {
+    : options_(options), model_(checkpoint, compute, options.step_rows(), options.engram) {
   if (options.requests) {
     if (options.dry_run) return;
     requests_ = std::make_unique<LineReader>(*options.requests);
@@ -101,6 +101,9 @@ HostRank::HostRank(const Options& options, const Checkpoint& checkpoint, Compute
 }
 
 void HostRank::run(Experts& experts, Recorder* recorder, double load_seconds) {
+  const auto start = std::chrono::steady_clock::now();
+  load_engram(experts);
+  load_seconds += seconds_since(start);
   model_.record(recorder);
   Backbone& backbone = model_.connect(experts);
   if (experts.remote()) backbone.overlap_from(kOverlapRows);
@@ -123,6 +126,40 @@ void HostRank::run(Experts& experts, Recorder* recorder, double load_seconds) {
   if (!options_.quiet)
     fmt::print(stderr, "dsv41-mpi: {}{}\n", describe_rows(backbone.row_counts()),
                describe_speculation(scheduler.speculation()));
+  if (!options_.quiet) print_residency(experts);
+}
+
+void HostRank::load_engram(Experts& experts) {
+  constexpr double kGiB = 1073741824.0;
+  constexpr std::chrono::seconds kLineInterval{2};
+  experts.set_phase("load");
+  const auto start = std::chrono::steady_clock::now();
+  auto last_line = start;
+  model_.engram_rows().load([&](std::uint64_t done, std::uint64_t total) {
+    experts.keep_alive();
+    const auto now = std::chrono::steady_clock::now();
+    if (options_.quiet || (done < total && now - last_line < kLineInterval)) return;
+    last_line = now;
+    const double gib = static_cast<double>(done) / kGiB, seconds = std::max(1e-9, seconds_since(start));
+    fmt::print(stderr, "dsv41-mpi: engram tables: {:.3f} of {:.3f} GiB, {:.2f} GiB/s\n", gib,
+               static_cast<double>(total) / kGiB, gib / seconds);
+  });
+}
+
+void HostRank::print_residency(const Experts& experts) const {
+  if (options_.expert_memory) {
+    const auto [hits, misses] = experts.residency();
+    const std::uint64_t bytes = misses * ExpertGeometry::of(model_.config()).expert_bytes();
+    fmt::print(stderr, "dsv41-mpi: experts: {} found in memory, {} read ({:.3f} GiB)\n", hits, misses,
+               static_cast<double>(bytes) / 1073741824.0);
+  }
+  if (options_.engram.mode == EngramMode::Direct) {
+    const EngramCounters& rows = model_.engram_rows().counters();
+    fmt::print(
+        stderr,
+        "dsv41-mpi: engram: {} rows asked for, {} distinct, {} of them in memory; {:.3f} MiB in {} reads\n",
+        rows.asked, rows.distinct, rows.cached, static_cast<double>(rows.read_bytes) / 1048576.0, rows.reads);
+  }
 }
 
 GenerationRequest HostRank::defaults() const {

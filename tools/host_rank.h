@@ -24,8 +24,12 @@ class HostRank {
   /// Generates and writes the output. recorder: null unless a profile is wanted. load_seconds is only
   /// reported. Throws Error.
   void run(Experts& experts, Recorder* recorder, double load_seconds);
+  const EngramRows& engram_rows() const { return model_.engram_rows(); }
 
  private:
+  /// Tells the experts and, at times, the user that it goes on.
+  void load_engram(Experts& experts);
+  void print_residency(const Experts& experts) const;
   void run_prompt(Scheduler& scheduler, Experts& experts, double load_seconds);
   void run_requests(Scheduler& scheduler, Experts& experts);
   /// Takes in what has arrived; returns whether more may come.

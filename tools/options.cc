@@ -48,6 +48,13 @@ SpeculationOptions speculation(const std::string& text) {
   return {Mode::Fixed, number<std::size_t>(text, "speculate", 0, 64)};
 }
 
+EngramMode engram_mode(const std::string& text) {
+  if (text == "mmap") return EngramMode::Mmap;
+  if (text == "direct") return EngramMode::Direct;
+  if (text == "resident") return EngramMode::Resident;
+  throw UsageError(fmt::format("--engram takes mmap, direct or resident, not '{}'", text));
+}
+
 std::vector<std::uint32_t> id_list(const std::string& text) {
   std::vector<std::uint32_t> ids;
   for (std::size_t start = 0; start <= text.size();) {
@@ -98,6 +105,13 @@ po::options_description descriptions(bool audit) {
   machine.add_options()("placement", text()->value_name("HOW"), "contiguous | cyclic | file:PATH (cyclic)")(
       "backend", text()->value_name("NAME"), "kernels to use: auto | plain | avx2 | avx512 (auto)")(
       "threads", text()->value_name("N"), "per rank (the cores of the machine, shared among its ranks)")(
+      "expert-memory", text()->value_name("SIZE"),
+      "per rank that computes experts, for example 20G: keep so many of them in memory and read the others "
+      "as "
+      "they are needed (all are mapped)")(
+      "engram", text()->value_name("HOW"),
+      "n-gram rows: mmap | direct (gathered past the page cache) | resident (loaded at start) (mmap)")(
+      "engram-cache", text()->value_name("SIZE"), "with --engram direct: for rows read earlier (256M)")(
       "rank-timeout", text()->value_name("SECONDS"), "end the job when a rank is silent for so long (60)");
   output.add_options()("dump-logits", text()->value_name("F.h5"),
                        "write /ids and /logits of every processed position")(
@@ -195,6 +209,13 @@ Options read_options(const po::variables_map& flags) {
   if (given("chunk")) options.chunk = number<std::uint32_t>(text("chunk"), "chunk", 1, 1u << 16);
   if (given("placement")) options.placement = text("placement");
   if (given("backend")) options.backend = text("backend");
+  if (given("expert-memory")) options.expert_memory = byte_size(text("expert-memory"), "expert-memory");
+  if (given("engram")) options.engram.mode = engram_mode(text("engram"));
+  if (given("engram-cache")) {
+    if (options.engram.mode != EngramMode::Direct)
+      throw UsageError("--engram-cache belongs to --engram direct");
+    options.engram.cache_bytes = byte_size(text("engram-cache"), "engram-cache");
+  }
   if (given("threads")) options.threads = number<std::size_t>(text("threads"), "threads", 1, 1024);
   if (given("rank-timeout"))
     options.rank_timeout = std::chrono::milliseconds(

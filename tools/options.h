@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engram/rows.h"
 #include "loader/audit/audit.h"
 #include "runtime/speculation.h"
 
@@ -42,7 +43,9 @@ struct Options {
 
   std::string placement = "cyclic";
   std::string backend = "auto";
-  std::size_t threads = 0;  // 0: the cores of this machine shared among its ranks
+  EngramOptions engram;
+  std::optional<std::uint64_t> expert_memory;  // none: experts are mapped
+  std::size_t threads = 0;                     // 0: the cores of this machine shared among its ranks
   std::chrono::milliseconds rank_timeout = std::chrono::seconds(60);
 
   std::optional<std::filesystem::path> dump_logits, profile;

@@ -110,7 +110,7 @@ std::unique_ptr<Recorder> start_recorder(const Options& options, const Communica
     const std::uint32_t rank = placement ? r + 1 : 0;
     run.rank_numbers.push_back(rank);
     run.read_bandwidth.push_back(machine.read_bandwidth[rank]);
-    run.expert_capacity.push_back(0);  // everything is mapped
+    run.expert_capacity.push_back(static_cast<std::int64_t>(reports[rank].resident_experts));
   }
   for (std::uint32_t block = 0; block < run.blocks; ++block)
     for (auto& owners = run.owners.emplace_back(); owners.size() < config.experts_of(block);)

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kernels/cuda/slot_cache.h"
+#include "kernels/slot_cache.h"
 #include "kernels/threads.h"
 
 namespace dsv41::cuda {

@@ -21,7 +21,9 @@
 #include "loader/error.h"
 #include "runtime/exchange/communicator.h"
 #include "runtime/exchange/device_messages.h"
+#include "runtime/exchange/raw_round_trips.h"
 #include "runtime/exchange/shared_segments.h"
+#include "runtime/experts.h"
 
 namespace dsv41 {
 namespace {
@@ -317,6 +319,36 @@ class MpiCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> make_mpi_communicator(std::chrono::milliseconds timeout) {
   return std::make_unique<MpiCommunicator>(timeout);
+}
+
+std::vector<std::uint64_t> raw_round_trips(std::size_t bytes_out, std::size_t bytes_in, std::size_t trips) {
+  constexpr int tag = 5;  // of no message of a job
+  int rank = 0;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  std::vector<char> out(bytes_out, 1), in(bytes_in, 1);
+  std::vector<std::uint64_t> times;
+  times.reserve(trips);
+  const auto send = [&](const std::vector<char>& buffer) {
+    check(MPI_Send(buffer.data(), static_cast<int>(buffer.size()), MPI_CHAR, 1 - rank, tag, MPI_COMM_WORLD),
+          "MPI_Send");
+  };
+  const auto receive = [&](std::vector<char>& buffer) {
+    check(MPI_Recv(buffer.data(), static_cast<int>(buffer.size()), MPI_CHAR, 1 - rank, tag, MPI_COMM_WORLD,
+                   MPI_STATUS_IGNORE),
+          "MPI_Recv");
+  };
+  for (std::size_t trip = 0; trip < trips && rank < 2; ++trip) {
+    const std::uint64_t begin = monotonic_ns();
+    if (rank == 0) {
+      send(out);
+      receive(in);
+    } else {
+      receive(out);
+      send(in);
+    }
+    times.push_back(monotonic_ns() - begin);
+  }
+  return times;
 }
 
 CudaSupport mpi_cuda_support() {

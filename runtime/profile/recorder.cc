@@ -35,6 +35,7 @@ struct Recorder::Buffers {
   // Columns, [capacity, …] each. What is large is filled from the cells at a write, when it is done for many
   // steps at once: between two calls the model leaves little of the caches.
   std::vector<std::int64_t> step_number, start, total, step_bytes_out, step_bytes_in;
+  std::array<std::vector<std::int64_t>, 4> step_engram;  // rows, distinct, cached, bytes
   std::vector<std::uint8_t> kind;
   std::vector<std::uint32_t> tokens, emitted;
   std::array<std::vector<std::int64_t>, kPhases> step_phase, layer_phase;
@@ -79,6 +80,7 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
 
   for (auto* column : {&step_number, &start, &total, &step_bytes_out, &step_bytes_in})
     column->resize(capacity);
+  for (auto& column : step_engram) column.resize(capacity);
   kind.resize(capacity);
   tokens.resize(capacity);
   emitted.resize(capacity);
@@ -111,6 +113,7 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
 
   batch.step_columns = {step_number.data(), kind.data(),  tokens.data(),         emitted.data(),
                         start.data(),       total.data(), step_bytes_out.data(), step_bytes_in.data()};
+  for (const auto& column : step_engram) batch.step_columns.push_back(column.data());
   for (const Phase phase : step_phases())
     batch.step_columns.push_back(step_phase[static_cast<std::size_t>(phase)].data());
   batch.layer_columns = {layer_start.data(), layer_total.data(), layer_rows.data()};
@@ -140,6 +143,7 @@ void Recorder::Buffers::clear_step() {
   std::fill_n(layer_start.begin() + first_layer, shape.blocks, -1);
   std::fill_n(layer_rows.begin() + first_layer, shape.blocks, 0);
   step_bytes_out[steps] = step_bytes_in[steps] = 0;
+  for (auto& column : step_engram) column[steps] = 0;
 }
 
 void Recorder::Buffers::spread_phases() {
@@ -311,6 +315,14 @@ void Recorder::exchange(std::uint32_t block, std::span<const RankReport> reports
   }
   totals_.slowest_compute_ns += slowest;
   totals_.mean_compute_ns += sum / buffers.shape.ranks;
+}
+
+void Recorder::engram(std::uint64_t asked, std::uint64_t distinct, std::uint64_t cached,
+                      std::uint64_t bytes) {
+  if (!in_step_) return;
+  const std::uint64_t values[] = {asked, distinct, cached, bytes};
+  for (std::size_t i = 0; i < std::size(values); ++i)
+    buffers_->step_engram[i][buffers_->steps] += static_cast<std::int64_t>(values[i]);
 }
 
 void Recorder::routes(std::uint32_t block, std::span<const Route> routes,

@@ -87,6 +87,8 @@ class Recorder {
 
   /// The expert ranks' parts in a call of this block: Experts::reports() after finish().
   void exchange(std::uint32_t block, std::span<const RankReport> reports);
+  /// Engram rows of the step at hand: asked for, distinct, of these in memory; bytes read for the others.
+  void engram(std::uint64_t asked, std::uint64_t distinct, std::uint64_t cached, std::uint64_t bytes);
   /// Which experts the rows chose in this block, ordered by row. origins: the row of the step for each row
   /// that routes name; empty where they are the same.
   void routes(std::uint32_t block, std::span<const Route> routes,

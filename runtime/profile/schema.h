@@ -72,8 +72,21 @@ struct Column {
 };
 
 /// /steps/NAME [steps]; followed by PHASE_ns of every phase.
-enum class StepColumn : std::uint8_t { Step, Kind, Tokens, Emitted, Start, Total, BytesOut, BytesIn };
-inline constexpr std::array<Column, 8> kStepColumns = {{
+enum class StepColumn : std::uint8_t {
+  Step,
+  Kind,
+  Tokens,
+  Emitted,
+  Start,
+  Total,
+  BytesOut,
+  BytesIn,
+  EngramRows,
+  EngramDistinct,
+  EngramCached,
+  EngramBytes,
+};
+inline constexpr std::array<Column, 12> kStepColumns = {{
     {"step", hdf5::Type::Int64, "1", "number of the step, from 1"},
     {"kind", hdf5::Type::UInt8, "1", "0 prefill, 1 decode, 2 both in one step"},
     {"tokens", hdf5::Type::UInt32, "tokens", "rows that the step processed"},
@@ -82,6 +95,11 @@ inline constexpr std::array<Column, 8> kStepColumns = {{
     {"total_ns", hdf5::Type::Int64, "ns", "duration of the step; the phases of the step sum to it"},
     {"bytes_out", hdf5::Type::Int64, "bytes", "request messages to all expert ranks"},
     {"bytes_in", hdf5::Type::Int64, "bytes", "reply messages from all expert ranks"},
+    {"engram_rows", hdf5::Type::Int64, "rows", "Engram table rows that the step asked for"},
+    {"engram_distinct", hdf5::Type::Int64, "rows",
+     "of these without repetition; 0 where rows are mapped or resident"},
+    {"engram_cached", hdf5::Type::Int64, "rows", "of the distinct ones already in memory"},
+    {"engram_bytes", hdf5::Type::Int64, "bytes", "read from files for the others"},
 }};
 
 /// /layers/NAME [steps, blocks]; followed by PHASE_ns of the phases that occur in blocks.

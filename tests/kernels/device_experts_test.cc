@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "kernels/cuda/emulated_device.h"
-#include "kernels/cuda/slot_cache.h"
 #include "tests/kernels/support/device_expert_case.h"
 
 namespace dsv41::cuda {
@@ -16,18 +15,6 @@ namespace {
 using testing::Codes;
 using testing::ExpertsCase;
 using testing::Scales;
-
-TEST(SlotCache, ForgetsTheLeastRecentlyUsed) {
-  SlotCache cache(2);
-  EXPECT_EQ(cache.place(10), 0u);
-  EXPECT_EQ(cache.place(11), 1u);
-  EXPECT_EQ(cache.find(10), 0u);
-  EXPECT_EQ(cache.place(12), 1u);  // 11 was older
-  EXPECT_FALSE(cache.find(11).has_value());
-  EXPECT_EQ(cache.place(13), 0u);
-  EXPECT_TRUE(cache.contains(12));
-  EXPECT_EQ(cache.used(), 2u);
-}
 
 ExpertsCase example(std::uint64_t seed, const std::vector<std::size_t>& rows) {
   return ExpertsCase(seed, 64, 32, rows, Codes::Uniform, Scales::Usual);

@@ -24,6 +24,14 @@ std::vector<StartReport> three_reports() {
   return reports;
 }
 
+void ask_for_memory(std::vector<StartReport>& reports) {
+  constexpr std::uint64_t gib = std::uint64_t{1} << 30;
+  reports[0].engram_memory = 3 * gib;
+  reports[1].expert_memory = reports[2].expert_memory = 2 * gib;
+  reports[0].available_memory = 6 * gib;
+  reports[1].available_memory = 5 * gib;  // a moment later; of the third nobody knows
+}
+
 struct Difference {
   const char* name;
   std::function<void(std::vector<StartReport>&)> apply;
@@ -46,6 +54,19 @@ INSTANTIATE_TEST_SUITE_P(
     Cases, Verdict,
     ::testing::Values(
         Difference{"None", [](auto&) {}, ExitCode::Ok, ""},
+        Difference{
+            "MoreMemoryThanOneMachineHas",
+            [](auto& reports) {
+              for (auto& report : reports) report.host = "node";
+              ask_for_memory(reports);
+            },
+            ExitCode::Resources,
+            "node: 7.00 GiB of memory are asked for, 5.00 GiB are available: rank 0 3.00 GiB for engram rows "
+            "(--engram), rank 1 2.00 GiB for experts (--expert-memory), rank 2 2.00 GiB for experts "
+            "(--expert-memory); ask for less, or let --engram mmap and experts without --expert-memory be "
+            "read through the page cache"},
+        Difference{"TheSameMemoryOnThreeMachines", [](auto& reports) { ask_for_memory(reports); },
+                   ExitCode::Ok, ""},
         Difference{"OneGpuTwice",
                    [](auto& reports) {
                      for (auto& report : reports) report.host = "node";

@@ -77,7 +77,25 @@ class Profiles(unittest.TestCase):
         self.assertEqual(list(steps["kind"]), [0] * prefill + [1] * 11)
         self.assertEqual(steps["tokens"][:].sum(), len(self.ids) + 11)
         self.assertEqual(steps["emitted"][:].sum(), 12)
+        self.assertEqual(list(steps["engram_rows"]), [12 * tokens for tokens in steps["tokens"]])  # two tables, six columns
         self.assertTrue((steps["start_ns"][1:] >= steps["start_ns"][:-1] + steps["total_ns"][:-1]).all())
+
+    def test_residency(self):
+        """Rows and experts that had to be read, step by step."""
+        path = self.directory / "residency.h5"
+        expert = 20 << 10
+        result = self.run_program(path, ["-n", "6", "--engram", "direct", "--expert-memory", 6 * expert], ranks=3)
+        with h5py.File(path, "r") as file:
+            self.assertEqual(list(file["run"].attrs["expert_capacity"]), [6, 6])
+            steps, ranks = file["steps"], file["ranks"]
+            self.assertTrue((steps["engram_distinct"][:] <= steps["engram_rows"][:]).all())
+            self.assertTrue((steps["engram_cached"][:] <= steps["engram_distinct"][:]).all())
+            self.assertTrue(((steps["engram_bytes"][:] > 0) == (steps["engram_distinct"][:] > steps["engram_cached"][:])).all())
+            hits, misses = ranks["cache_hits"][:], ranks["cache_misses"][:]
+            self.assertTrue((hits + misses == ranks["experts"][:]).all())
+            self.assertIn(f"experts: {hits.sum()} found in memory, {misses.sum()} read", result.err)
+            self.assertIn(f"engram: {steps['engram_rows'][:].sum()} rows asked for, {steps['engram_distinct'][:].sum()} distinct",
+                          result.err)
 
     def test_phases_sum_to_their_step(self):
         steps, layers = self.profile["steps"], self.profile["layers"]
