@@ -62,7 +62,7 @@ class MappedRows final : public EngramRows {
     dequantize_rows(compute_, ids.size(), width, stored, rows);
   }
 
-  const EngramCounters& counters() const override { return counters_; }
+  EngramCounters counters() const override { return counters_; }
   std::string describe() const override { return "mmap"; }
 
  private:

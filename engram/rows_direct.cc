@@ -140,7 +140,7 @@ class DirectRows final : public EngramRows {
     dequantize_rows(compute_, table.slots.size(), width_, stored, rows);
   }
 
-  const EngramCounters& counters() const override { return counters_; }
+  EngramCounters counters() const override { return counters_; }
   std::string describe() const override {
     return fmt::format("direct ({}, room for {} rows)", queue_->describe(), slots_);
   }

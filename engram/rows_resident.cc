@@ -66,7 +66,7 @@ class ResidentRows final : public EngramRows {
     rows_->request(table, ids);
   }
   void collect(std::size_t table, std::span<BFloat16> rows) override { rows_->collect(table, rows); }
-  const EngramCounters& counters() const override { return rows_ ? rows_->counters() : none_; }
+  EngramCounters counters() const override { return rows_ ? rows_->counters() : EngramCounters{}; }
   std::string describe() const override {
     return fmt::format("resident ({:.3f} GiB)", static_cast<double>(bytes_) / (1u << 30));
   }
@@ -95,7 +95,6 @@ class ResidentRows final : public EngramRows {
   std::uint64_t bytes_ = 0;
   std::unique_ptr<ReadQueue> queue_;  // until load()
   std::unique_ptr<EngramRows> rows_;  // over the copies, once they are there
-  EngramCounters none_;
 };
 
 }  // namespace

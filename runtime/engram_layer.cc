@@ -46,7 +46,7 @@ void EngramLayers::prepare(const Step& step) {
   for (std::size_t table = 0; table < layers_.size(); ++table)
     rows_source_.request(table, std::span(ids_).subspan(table * count, count));
   if (context_.recorder) {
-    const EngramCounters& now = rows_source_.counters();
+    const EngramCounters now = rows_source_.counters();
     context_.recorder->engram(now.asked - counted_.asked, now.distinct - counted_.distinct,
                               now.cached - counted_.cached, now.read_bytes - counted_.read_bytes);
     counted_ = now;

@@ -154,7 +154,7 @@ void HostRank::print_residency(const Experts& experts) const {
                static_cast<double>(bytes) / 1073741824.0);
   }
   if (options_.engram.mode == EngramMode::Direct) {
-    const EngramCounters& rows = model_.engram_rows().counters();
+    const EngramCounters rows = model_.engram_rows().counters();
     fmt::print(
         stderr,
         "dsv41-mpi: engram: {} rows asked for, {} distinct, {} of them in memory; {:.3f} MiB in {} reads\n",
