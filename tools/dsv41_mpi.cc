@@ -78,7 +78,9 @@ struct Prepared {
 };
 
 void add_note(StartReport& report, const std::string& note) {
-  if (!note.empty()) report.note += (report.note.empty() ? "" : "; ") + note;
+  if (note.empty()) return;
+  if (!report.note.empty()) report.note += "; ";
+  report.note += note;
 }
 
 /// Where the experts of this rank come from. Memory is planned, not taken.
