@@ -33,6 +33,7 @@ constexpr std::chrono::seconds kStartAllowance{3};  // connections are made and 
 // The host rank takes up to 2 s to give up a rank that is lost, and is waited for.
 constexpr std::chrono::milliseconds kFinalizeAllowance{2500}, kFinalizeTimeout{10'000};
 constexpr std::chrono::milliseconds kAbortDelay{300};
+constexpr std::chrono::milliseconds kSettleDelay{200};
 
 std::string error_text(int code) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
@@ -107,6 +108,11 @@ std::string own_name() {
   return host.data();
 }
 
+/// By mpirun's daemons, not by srun.
+bool started_by_mpirun() {
+  return std::getenv("OMPI_COMM_WORLD_RANK") != nullptr;
+}
+
 /// Ends this process with one line unless the object is gone in time: the start and the end of the message
 /// layer wait for all ranks without a limit, and when one of them is stopped or lost the others must still
 /// end.
@@ -162,6 +168,9 @@ class MpiCommunicator final : public Communicator {
     check(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+    // Under srun the tcp transport of Open MPI 4.1.4 crashes when a message reaches a rank that is still
+    // inside MPI_Init, which ranks leave at slightly different times.
+    if (size_ > 1 && !started_by_mpirun()) std::this_thread::sleep_for(kSettleDelay);
     exchange_host_names();
     transport_ = describe_transport();
   }
@@ -234,7 +243,7 @@ class MpiCommunicator final : public Communicator {
     // The launcher of Open MPI ends a job whose rank leaves without MPI_Finalize, with that rank's code. It
     // does so after MPI_Abort, too, but version 4.1.4 hangs or crashes in one of twenty such jobs with a
     // stopped rank.
-    if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) MPI_Abort(MPI_COMM_WORLD, exit_code);
+    if (!started_by_mpirun()) MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);
   }
 
@@ -269,9 +278,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   /// Tells every rank where the others are, and removes the names of shared memory once every rank has mapped
-  /// the segments of all ranks of its machine. Messages go to and from rank 0 only, as later in the run: the
-  /// tcp transport of Open MPI 4.1 crashes now and then where two ranks connect to each other at the same
-  /// moment, as they do in its collectives.
+  /// the segments of all ranks of its machine. Messages go to and from rank 0 only, as later in the run.
   void exchange_host_names() {
     std::array<char, kHostNameBytes> mine{};
     gethostname(mine.data(), mine.size() - 1);
