@@ -38,7 +38,7 @@ StepCost StepRunner::forward(const Step& step, StepKind kind) {
   const ProfileTotals before = recorder_.totals();
   recorder_.begin_step(kind, ++number_, static_cast<std::uint32_t>(step.rows()));
   backbone_->forward(step);
-  recorder_.end_step(0);
+  recorder_.end_step({});
   return since(before, kind);
 }
 
@@ -52,7 +52,7 @@ StepCost StepRunner::draft(const Step& step) {
     drafter_->seed(step, backbone_->main_hidden());
     drafter_->draft(number_, asks);
   }
-  recorder_.end_step(0);
+  recorder_.end_step({});
   return since(before, StepKind::Mixed);
 }
 

@@ -109,7 +109,7 @@ bool Scheduler::step() {
   admit();
   if (running_.empty()) return false;
   assemble();
-  emitted_ = 0;
+  outcome_ = {};
   if (recorder_) recorder_->begin_step(step_kind(), step_.number, static_cast<std::uint32_t>(step_.rows()));
   const auto start = Clock::now();
   const std::span<const float> logits = backbone_.forward(step_);
@@ -121,7 +121,7 @@ bool Scheduler::step() {
     speculation_.step_took(step_.rows(), in_step_.size(), seconds_between(start, Clock::now()));
   collect(logits);
   draft_ahead();
-  if (recorder_) recorder_->end_step(emitted_);
+  if (recorder_) recorder_->end_step(outcome_);
   return true;
 }
 
@@ -274,8 +274,12 @@ void Scheduler::decoded(Active& active, std::span<const std::uint32_t> ids, std:
     reason = accept(active, id);
   } while (!reason && rows < ids.size() && ids[rows] == id);
   ++active.result.decode_steps;
-  active.result.drafted += static_cast<std::uint32_t>(ids.size() - 1);
-  active.result.accepted += static_cast<std::uint32_t>(rows - 1);
+  const auto drafted = static_cast<std::uint32_t>(ids.size() - 1),
+             accepted = static_cast<std::uint32_t>(rows - 1);
+  outcome_.drafted += drafted;
+  outcome_.accepted += accepted;
+  active.result.drafted += drafted;
+  active.result.accepted += accepted;
   if (speculating_) speculation_.verified(ids.size() - 1, rows - 1);
   if (active.callbacks.on_logits)
     active.callbacks.on_logits(ids.first(rows), logits.first(rows * config_.vocab_size));
@@ -290,7 +294,7 @@ std::uint32_t Scheduler::sample(const Active& active, std::span<const float> log
 }
 
 std::optional<FinishReason> Scheduler::accept(Active& active, std::uint32_t id) {
-  ++emitted_;
+  ++outcome_.emitted;
   GenerationResult& result = active.result;
   result.output_ids.push_back(id);
   if (id == config_.eos_id() && !active.request.ignore_eos) return FinishReason::Stop;

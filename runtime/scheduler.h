@@ -134,7 +134,7 @@ class Scheduler {
   std::vector<Active*> asking_;
   Sampler sampler_;
   Step step_;
-  std::uint32_t emitted_ = 0;  // tokens that the step at hand has added to outputs
+  StepOutcome outcome_;  // of the step at hand
   bool prefilling_ = false, speculating_ = false;
   std::size_t turn_ = 0;
   std::size_t reserved_bytes_ = 0;

@@ -99,7 +99,7 @@ void decode(const std::filesystem::path& directory, std::size_t steps, const std
     const double end = cpu_us();
     (active ? on : off).push_back(end - begin);
     if (!active) continue;
-    active->end_step(1);
+    active->end_step({1});
     ends.push_back(cpu_us() - end);
   }
   // Writes are in the end of few steps. Their number follows the time of the run, half of which is without.
@@ -154,7 +154,7 @@ void recorder_alone(std::uint32_t ranks, bool routes, const std::string& path) {
     }
     const double measured = cpu_us();
     in_steps += measured - before;
-    recorder->end_step(1);
+    recorder->end_step({1});
     written += cpu_us() - measured;
   }
   recorder->close();

@@ -13,11 +13,11 @@
 namespace dsv41 {
 namespace {
 
-constexpr std::size_t kBufferBytes = 32 << 20;        // all columns of buffered steps
-constexpr std::uint64_t kMostSteps = 512;             // buffered
+constexpr std::size_t kBufferBytes = 32 << 20;          // all columns of buffered steps
+constexpr std::uint64_t kMostSteps = 512;               // buffered
 constexpr std::int64_t kLongestWaitNs = 1'000'000'000;  // between writes
-constexpr std::int64_t kWriteShare = 400;             // writes may take one part in this many of the run
-constexpr std::int64_t kFreeWriteNs = 3'000'000;      // … after this much
+constexpr std::int64_t kWriteShare = 400;               // writes may take one part in this many of the run
+constexpr std::int64_t kFreeWriteNs = 3'000'000;        // … after this much
 
 }  // namespace
 
@@ -37,7 +37,7 @@ struct Recorder::Buffers {
   std::vector<std::int64_t> step_number, start, total, step_bytes_out, step_bytes_in;
   std::array<std::vector<std::int64_t>, 4> step_engram;  // rows, distinct, cached, bytes
   std::vector<std::uint8_t> kind;
-  std::vector<std::uint32_t> tokens, emitted;
+  std::vector<std::uint32_t> tokens, emitted, drafted, accepted;
   std::array<std::vector<std::int64_t>, kPhases> step_phase, layer_phase;
   std::vector<std::int64_t> layer_start, layer_total, layer_rows;
   std::array<std::vector<std::int64_t>, kRankColumns.size()> rank_wide;     // the columns of 8 bytes
@@ -84,6 +84,8 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
   kind.resize(capacity);
   tokens.resize(capacity);
   emitted.resize(capacity);
+  drafted.resize(capacity);
+  accepted.resize(capacity);
   layer_start.resize(capacity * blocks);
   layer_total.resize(capacity * blocks);
   layer_rows.resize(capacity * blocks);
@@ -114,6 +116,7 @@ Recorder::Buffers::Buffers(const RecorderShape& given, std::unique_ptr<ProfileFi
   batch.step_columns = {step_number.data(), kind.data(),  tokens.data(),         emitted.data(),
                         start.data(),       total.data(), step_bytes_out.data(), step_bytes_in.data()};
   for (const auto& column : step_engram) batch.step_columns.push_back(column.data());
+  for (const auto* column : {&drafted, &accepted}) batch.step_columns.push_back(column->data());
   for (const Phase phase : step_phases())
     batch.step_columns.push_back(step_phase[static_cast<std::size_t>(phase)].data());
   batch.layer_columns = {layer_start.data(), layer_total.data(), layer_rows.data()};
@@ -223,19 +226,21 @@ void Recorder::leave_block() {
   cells_ = buffers_->phase_cells(buffers_->steps, buffers_->shape.blocks);
 }
 
-void Recorder::end_step(std::uint32_t emitted) {
+void Recorder::end_step(const StepOutcome& outcome) {
   if (!in_step_) return;
   charge(profile_clock_ns());
   in_step_ = false;
   Buffers& buffers = *buffers_;
   const std::uint64_t step = buffers.steps;
   buffers.total[step] = mark_ - buffers.zero_ns - buffers.start[step];
-  buffers.emitted[step] = emitted;
+  buffers.emitted[step] = outcome.emitted;
+  buffers.drafted[step] = outcome.drafted;
+  buffers.accepted[step] = outcome.accepted;
 
   ProfileTotals::Kind& totals = totals_.kinds[buffers.kind[step]];
   totals.steps += 1;
   totals.tokens += buffers.tokens[step];
-  totals.emitted += emitted;
+  totals.emitted += outcome.emitted;
   totals.total_ns += buffers.total[step];
   const std::size_t blocks = buffers.shape.blocks;
   for (std::size_t block = 0; block <= blocks; ++block) {

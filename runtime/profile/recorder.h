@@ -36,6 +36,11 @@ struct RecorderShape {
   bool routes = false;                  // keep every route
 };
 
+/// What a step has led to: tokens added to the output, rows that were drafts, and drafts that agreed.
+struct StepOutcome {
+  std::uint32_t emitted = 0, drafted = 0, accepted = 0;
+};
+
 /// Sums over the run, for the summary at its end.
 struct ProfileTotals {
   struct Kind {
@@ -68,8 +73,7 @@ class Recorder {
   /// A step lasts from its rows to the tokens chosen from it. One that an error ended is forgotten by the
   /// next one, or by flush().
   void begin_step(StepKind kind, std::uint64_t step, std::uint32_t tokens);
-  /// emitted: tokens that the step added to the output.
-  void end_step(std::uint32_t emitted);
+  void end_step(const StepOutcome& outcome);
 
   // What PhaseTimer and BlockTimer call. Phases nest: the inner one pauses the outer one.
   Phase enter(Phase phase) {

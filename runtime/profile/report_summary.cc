@@ -28,6 +28,8 @@ KindSummary summarize_kind(const Profile& profile, StepKind kind, const std::vec
   for (const std::size_t s : steps) {
     summary.tokens += static_cast<std::uint64_t>(profile.step(StepColumn::Tokens, s));
     summary.emitted += static_cast<std::uint64_t>(profile.step(StepColumn::Emitted, s));
+    summary.drafted += static_cast<std::uint64_t>(profile.step(StepColumn::Drafted, s));
+    summary.accepted += static_cast<std::uint64_t>(profile.step(StepColumn::Accepted, s));
   }
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
     const auto time = collect([&](std::size_t s) { return profile.step_phases[phase][s]; });

@@ -17,7 +17,7 @@ struct PhaseSummary {
 
 struct KindSummary {
   StepKind kind = StepKind::Prefill;
-  std::uint64_t tokens = 0, emitted = 0;
+  std::uint64_t tokens = 0, emitted = 0, drafted = 0, accepted = 0;
   Distribution step;
   std::vector<PhaseSummary> phases;  // those that occur, in the order of schema.h
   /// Prefill: rows per second. Decode: tokens added to the output per second (rows where that was not

@@ -62,6 +62,7 @@ void print_kinds(Text& out, const Summary& summary) {
     out.line("");
     out.line("{}: {} steps, {} rows, {} tokens out, {}, {:.2f} tokens/s", name, kind.step.count, kind.tokens,
              kind.emitted, time_text(kind.step.sum), kind.tokens_per_second);
+    if (kind.drafted > 0) out.line("  drafts: {} of {} accepted", kind.accepted, kind.drafted);
     out.line("  {:<20}{:>12}{:>12}{:>12}{:>9}", "phase", "median", "p90", "max", "share");
     for (const PhaseSummary& phase : kind.phases)
       out.line("  {:<20}{:>12}{:>12}{:>12}{:>8.1f}%", phase_name(phase.phase), time_text(phase.time.median),
@@ -172,6 +173,8 @@ std::string summary_json(const Profile& profile, const Summary& summary) {
     json["kinds"].push_back({{"kind", kStepKindNames[static_cast<std::size_t>(kind.kind)]},
                              {"tokens", kind.tokens},
                              {"emitted", kind.emitted},
+                             {"drafted", kind.drafted},
+                             {"accepted", kind.accepted},
                              {"tokens_per_second", kind.tokens_per_second},
                              {"step", json_of(kind.step)},
                              {"phases", phases}});

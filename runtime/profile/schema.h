@@ -85,8 +85,10 @@ enum class StepColumn : std::uint8_t {
   EngramDistinct,
   EngramCached,
   EngramBytes,
+  Drafted,
+  Accepted,
 };
-inline constexpr std::array<Column, 12> kStepColumns = {{
+inline constexpr std::array<Column, 14> kStepColumns = {{
     {"step", hdf5::Type::Int64, "1", "number of the step, from 1"},
     {"kind", hdf5::Type::UInt8, "1", "0 prefill, 1 decode, 2 both in one step"},
     {"tokens", hdf5::Type::UInt32, "tokens", "rows that the step processed"},
@@ -100,6 +102,8 @@ inline constexpr std::array<Column, 12> kStepColumns = {{
      "of these without repetition; 0 where rows are mapped or resident"},
     {"engram_cached", hdf5::Type::Int64, "rows", "of the distinct ones already in memory"},
     {"engram_bytes", hdf5::Type::Int64, "bytes", "read from files for the others"},
+    {"drafted", hdf5::Type::UInt32, "tokens", "rows of the step that were drafts"},
+    {"accepted", hdf5::Type::UInt32, "tokens", "of these the ones that agreed with serial decoding"},
 }};
 
 /// /layers/NAME [steps, blocks]; followed by PHASE_ns of the phases that occur in blocks.

@@ -80,6 +80,20 @@ class Profiles(unittest.TestCase):
         self.assertEqual(list(steps["engram_rows"]), [12 * tokens for tokens in steps["tokens"]])  # two tables, six columns
         self.assertTrue((steps["start_ns"][1:] >= steps["start_ns"][:-1] + steps["total_ns"][:-1]).all())
 
+    def test_drafts(self):
+        """Every decode step emits one token and the drafts that agreed."""
+        path = self.directory / "drafts.h5"
+        result = self.run_program(path, ["-n", "12", "--speculate", "5"], ranks=3)
+        with h5py.File(path, "r") as file:
+            steps = file["steps"]
+            decode = steps["kind"][:] == 1
+            drafted, accepted = steps["drafted"][:], steps["accepted"][:]
+            self.assertGreater(drafted.sum(), 0)
+            self.assertTrue((accepted <= drafted).all() and (drafted[~decode] == 0).all())
+            self.assertTrue((steps["tokens"][:][decode] == 1 + drafted[decode]).all())
+            self.assertTrue((steps["emitted"][:][decode] == 1 + accepted[decode]).all())
+            self.assertIn(f"drafts: {accepted.sum()} of {drafted.sum()} accepted", result.err)
+
     def test_residency(self):
         """Rows and experts that had to be read, step by step."""
         path = self.directory / "residency.h5"

@@ -123,7 +123,7 @@ void record_step(Recorder* recorder, std::uint64_t step, std::uint32_t tokens, s
     }
     if (recorder) recorder->exchange(block, reports);
   }
-  if (recorder) recorder->end_step(1);
+  if (recorder) recorder->end_step({1});
 }
 
 TEST(Recorder, ANullRecorderIsNothing) {
@@ -234,7 +234,7 @@ TEST(Recorder, ABlockThatRunsTwiceInAStepAddsUp) {
       report.replied_at_ns = now();
       recorder.exchange(2, {&report, 1});
     }
-    recorder.end_step(1);
+    recorder.end_step({1});
   }
   const Profile profile = read_profile(path);
   EXPECT_EQ(profile.rank(RankColumn::Compute, 0, 2, 0), 100);
