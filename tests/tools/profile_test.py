@@ -83,7 +83,7 @@ class Profiles(unittest.TestCase):
     def test_drafts(self):
         """Every decode step emits one token and the drafts that agreed."""
         path = self.directory / "drafts.h5"
-        result = self.run_program(path, ["-n", "12", "--speculate", "5"], ranks=3)
+        result = self.run_program(path, ["-n", "12"], ranks=3, speculate="5")
         with h5py.File(path, "r") as file:
             steps = file["steps"]
             decode = steps["kind"][:] == 1

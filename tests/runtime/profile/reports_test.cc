@@ -129,7 +129,7 @@ TEST(Summary, TextJsonAndCsvSayTheSame) {
   EXPECT_EQ(json["ranks"][1]["compute"]["sum_ns"], 21 * 2 * 100'000);
   const std::string csv = steps_csv(profile);
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 22);
-  EXPECT_THAT(csv, HasSubstr("\n1,decode,1,1,1100000,1000000,0,0,0,0,0,0,0,0,0,0,0,200000,0,40000,0,100000,"
+  EXPECT_THAT(csv, HasSubstr("\n1,decode,1,1,1100000,1000000,0,0,0,0,0,0,0,0,0,0,0,0,0,200000,0,40000,0,100000,"
                              "400000,200000,0,0,60000\n"));
 }
 
