@@ -47,6 +47,10 @@ std::string to_text(const StartReport& report) {
   json["available_memory"] = report.available_memory;
   json["resident_experts"] = report.resident_experts;
   json["note"] = report.note.substr(0, kVerdictText);
+  json["transport"] = report.transport.substr(0, kVerdictText);
+  json["residency"] = report.residency.substr(0, kVerdictText);
+  json["needs_device"] = report.needs_device ? 1u : 0u;
+  json["has_device"] = report.has_device ? 1u : 0u;
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -85,6 +89,10 @@ StartReport from_text(const std::string& text, const std::string& sender) {
   report.available_memory = number("available_memory");
   report.resident_experts = number("resident_experts");
   report.note = one_line(string("note"));
+  report.transport = string("transport");
+  report.residency = string("residency");
+  report.needs_device = number("needs_device") != 0;
+  report.has_device = number("has_device") != 0;
   return report;
 }
 
@@ -203,6 +211,12 @@ StartVerdict judge(std::vector<StartReport> reports) {
   if (verdict.code != ExitCode::Ok) return verdict;
   if (const std::string shortage = memory_shortage(all); !shortage.empty()) {
     refuse(ExitCode::Resources, shortage);
+    return verdict;
+  }
+  if (host.needs_device &&
+      std::none_of(all.begin(), all.end(), [](const auto& report) { return report.has_device; })) {
+    refuse(ExitCode::Resources,
+           "--transport cuda-aware: no rank computes on a GPU (see --devices); use --transport auto");
     return verdict;
   }
   for (std::size_t rank = 1; rank < all.size(); ++rank) {

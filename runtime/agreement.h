@@ -49,6 +49,12 @@ struct StartReport {
   // with one GPU are refused unless both may share it.
   std::string gpu;
   bool share_gpu = false;
+  // How an expert rank's messages reach its device, and why so: "staged (no GPU)".
+  std::string transport;
+  // What of its experts stays where, for an expert rank with a device; empty: nothing to tell.
+  std::string residency;
+  // --transport cuda-aware was given, and whether the rank has a device: refused if no rank has one.
+  bool needs_device = false, has_device = false;
 
   void fail(const Error& error) {
     code = error.code();

@@ -23,6 +23,9 @@ constexpr int kHost = 0;
 /// How long handing over last replies and the farewell may take.
 constexpr std::uint64_t kLeaveNs = 2'000'000'000;
 
+/// Between two words about the progress of loading.
+constexpr std::uint64_t kLoadingNs = 500'000'000;
+
 /// Thrown out of a computation when the host has ended the job meanwhile.
 struct Ended {};
 
@@ -52,6 +55,7 @@ class ExpertRank {
 
   ExitCode run() {
     try {
+      load();
       serve();
     } catch (const Ended&) {
     } catch (const Error& error) {
@@ -83,6 +87,22 @@ class ExpertRank {
   }
 
   void listen() { control_receive_ = communicator_.receive(control_in_.all(), kHost, wire::kControlTag); }
+
+  void load() {
+    engine_.load([this](const LoadProgress& progress) {
+      const std::uint64_t now = monotonic_ns();
+      if (now - last_alive_ns_ < std::min(keep_alive_ns_, kLoadingNs)) return;
+      last_alive_ns_ = now;
+      poll();
+      if (shutdown_) throw Ended{};
+      send_control(wire::Kind::Loading, ExitCode::Ok, wire::write_progress(progress));
+    });
+    while (!send_control(wire::Kind::Ready)) {
+      if (!poll()) backoff_.wait();
+      if (shutdown_) throw Ended{};
+    }
+    last_heard_ns_ = idle_since_ns_ = monotonic_ns();
+  }
 
   void serve() {
     for (std::size_t slot = 0; !shutdown_;) {

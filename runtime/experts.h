@@ -68,6 +68,12 @@ struct RankReport {
   RankTiming timing;
 };
 
+/// How far an engine, or all of them, have come with loading experts.
+struct LoadProgress {
+  std::uint64_t done_bytes = 0, total_bytes = 0;
+};
+using LoadReporter = std::function<void(const LoadProgress&)>;
+
 /// Monotonic clock of this process in ns; every *_at_ns above is read from it.
 std::uint64_t monotonic_ns();
 
@@ -94,6 +100,9 @@ class Experts {
   /// Tells waiting ranks that the host is at work. Cheap: call it wherever time passes (every block, every
   /// wait for input). Throws what an expert rank has reported meanwhile.
   virtual void keep_alive() {}
+  /// Blocks until every rank has loaded its experts. `report` (may be empty) is called again and again with
+  /// the sums over all ranks. Throws what a rank reports, and PeerError naming a rank that is silent.
+  virtual void await_ready(const LoadReporter&) {}
   /// What the host is doing, for messages about a failure: "load", "prefill", "decode", "output".
   virtual void set_phase(std::string_view) {}
   /// Ends the expert ranks with this code, once, within seconds: ranks that do not confirm are ended by
@@ -136,6 +145,9 @@ class ExpertEngine {
     (void)block;
     (void)routes;
   }
+  /// Takes memory and loads experts; once, before the first call. `report` is to be called at least every
+  /// second or so, and may throw.
+  virtual void load(const LoadReporter& report) { (void)report; }
   /// outputs: bf16 [routes, D] in route order. `alive` is to be called at least every second or so of a long
   /// call, and may announce() the next one. Fills compute time and counters of `timing`.
   virtual void compute(const ExpertCall& call, std::span<BFloat16> outputs, RankTiming& timing,

@@ -88,6 +88,7 @@ class CpuEngine final : public ExpertEngine {
                        compute_.threads().size() == 1 ? "" : "s");
   }
 
+  void load(const LoadReporter&) override { store_->load(); }
   bool reads_ahead() const override { return store_->reads_ahead(); }
   void announce(std::uint32_t block, std::span<const Route> routes) override {
     announced_.clear();

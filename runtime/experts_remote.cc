@@ -47,8 +47,9 @@ struct Peer {
   wire::Buffer control_in, control_out;
   Request control_receive, control_send;
   bool control_sending = false;
-  bool farewell = false;
+  bool ready = false, farewell = false;
   bool lost = false;  // silent for too long, talks nonsense or cannot be reached: not waited for
+  LoadProgress loaded;
   std::uint64_t calls = 0;
   std::uint64_t last_heard_ns = 0;
   std::array<Flight, kCallsInFlight> flights;
@@ -95,6 +96,7 @@ class RemoteExperts final : public Experts {
   void keep_alive() override {
     if (monotonic_ns() - last_keep_alive_ns_ >= keep_alive_ns_) tend_control();
   }
+  void await_ready(const LoadReporter& report) override;
   void close(ExitCode code) override;
 
  private:
@@ -333,6 +335,13 @@ void RemoteExperts::read_control(Peer& peer) {
   switch (control.kind) {
     case wire::Kind::KeepAlive:
       return;
+    case wire::Kind::Loading:
+      peer.loaded = wire::read_progress(control.text, peer.name);
+      return;
+    case wire::Kind::Ready:
+      peer.ready = true;
+      peer.loaded.done_bytes = peer.loaded.total_bytes;
+      return;
     case wire::Kind::Farewell:
       peer.farewell = true;
       return;
@@ -352,6 +361,29 @@ void RemoteExperts::send_control(Peer& peer, wire::Kind kind, ExitCode code) {
   peer.control_send = communicator_.send(wire::write_control(peer.control_out.all(), kind, code), peer.rank,
                                          wire::kControlTag);
   peer.control_sending = true;
+}
+
+void RemoteExperts::await_ready(const LoadReporter& report) {
+  waiting_since_ns_ = monotonic_ns();
+  backoff_.reset();
+  for (;;) {
+    tend_control();
+    LoadProgress sum;
+    bool ready = true;
+    for (Peer& peer : peers_) {
+      sum.done_bytes += peer.loaded.done_bytes;
+      sum.total_bytes += peer.loaded.total_bytes;
+      ready = ready && peer.ready;
+      if (peer.ready || monotonic_ns() - std::max(peer.last_heard_ns, waiting_since_ns_) <= timeout_ns_)
+        continue;
+      peer.lost = true;
+      throw PeerError(fmt::format("{} has been silent for {:.3g} s while it loads its experts ({})",
+                                  peer.name, static_cast<double>(timeout_ns_) * 1e-9, phase_));
+    }
+    if (report) report(sum);
+    if (ready) return;
+    backoff_.wait();
+  }
 }
 
 void RemoteExperts::close(ExitCode code) {

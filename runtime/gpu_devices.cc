@@ -1,4 +1,4 @@
-// Rank to GPU mapping (gpu_devices.h).
+// Rank to device mapping (gpu_devices.h).
 #include "runtime/gpu_devices.h"
 
 #include <fmt/format.h>
@@ -7,42 +7,98 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "kernels/cuda/emulated_device.h"
 #include "loader/error.h"
 
 namespace dsv41 {
 namespace {
 
-std::optional<std::uint32_t> number_of(const char* variable) {
-  const char* const text = std::getenv(variable);
-  if (text == nullptr) return std::nullopt;
-  const std::string_view view = text;
-  std::uint32_t value = 0;
-  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
-  // SLURM_NTASKS_PER_NODE and the like may say "4(x2)"; the leading number is what is meant here.
-  if (error != std::errc() || end == view.data()) return std::nullopt;
-  return value;
+using Kind = DeviceEntry::Kind;
+
+template <class Number>
+bool parse_number(std::string_view text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return !text.empty() && error == std::errc() && end == text.data() + text.size();
+}
+
+/// "emulated", or "emulated:memory=1048576:fail=3".
+bool parse_emulated(std::string_view text, cuda::EmulatedOptions& options) {
+  constexpr std::string_view kName = "emulated";
+  if (!text.starts_with(kName)) return false;
+  for (text.remove_prefix(kName.size()); !text.empty();) {
+    if (text.front() != ':') return false;
+    text.remove_prefix(1);
+    const std::string_view setting = text.substr(0, text.find(':'));
+    text.remove_prefix(setting.size());
+    const std::size_t equals = setting.find('=');
+    if (equals == std::string_view::npos) return false;
+    const std::string_view name = setting.substr(0, equals);
+    std::uint64_t value = 0;
+    if (!parse_number(setting.substr(equals + 1), value) || value == 0) return false;
+    if (name == "memory")
+      options.memory_bytes = value;
+    else if (name == "fail")
+      options.fail_launch = value;
+    else if (name == "hang")
+      options.hang_launch = value;
+    else
+      return false;
+  }
+  return true;
+}
+
+bool parse_entry(std::string_view text, DeviceEntry& entry) {
+  if (text == "cpu" || text == "none") {
+    entry.kind = Kind::Cpu;
+  } else if (parse_emulated(text, entry.emulated)) {
+    entry.kind = Kind::Emulated;
+  } else {
+    entry.kind = Kind::Gpu;
+    return parse_number(text, entry.index) && entry.index >= 0;
+  }
+  return true;
+}
+
+void refuse_old(const cuda::DeviceDescription& device) {
+  if (device.major > cuda::kOldestMajor ||
+      (device.major == cuda::kOldestMajor && device.minor >= cuda::kOldestMinor))
+    return;
+  throw ResourceError(fmt::format(
+      "GPU {} ({}) has compute capability {}.{}, the kernels need {}.{} or later: choose others with "
+      "--devices, or the CPU with --devices none",
+      device.index, device.name, device.major, device.minor, cuda::kOldestMajor, cuda::kOldestMinor));
+}
+
+const cuda::DeviceDescription& find_device(const cuda::Discovery& found, int index) {
+  if (found.devices.empty())
+    throw ResourceError(
+        fmt::format("--devices names GPU {}: {}; --devices none computes on the CPU", index, found.why_none));
+  const auto at = std::find_if(found.devices.begin(), found.devices.end(),
+                               [&](const cuda::DeviceDescription& device) { return device.index == index; });
+  if (at == found.devices.end())
+    throw UsageError(
+        fmt::format("--devices names GPU {}, this process sees {} ({})", index, found.devices.size(),
+                    std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? "CUDA_VISIBLE_DEVICES is set"
+                                                                   : "all that the driver shows"));
+  return *at;
 }
 
 }  // namespace
 
 GpuRequest parse_gpu_request(std::string_view text, bool share) {
-  GpuRequest request{text == "emulated", {}, share};
-  if (text == "auto" || text == "emulated") return request;
+  GpuRequest request{{}, share};
+  if (text == "auto") return request;
   for (std::string_view rest = text;;) {
     const std::size_t comma = rest.find(',');
-    const std::string_view part = rest.substr(0, comma);
-    int value = -1;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-    if (part.empty() || error != std::errc() || end != part.data() + part.size() || value < 0)
-      throw UsageError(fmt::format("--devices {}: expected auto or device numbers such as 0,1,2", text));
-    request.devices.push_back(value);
+    if (!parse_entry(rest.substr(0, comma), request.entries.emplace_back()))
+      throw UsageError(fmt::format(
+          "--devices takes auto, none, or device numbers and cpu such as 0,2,cpu, not '{}'", text));
     if (comma == std::string_view::npos) return request;
     rest.remove_prefix(comma + 1);
   }
 }
 
 LocalPlace local_place(const Communicator& communicator) {
+  if (communicator.size() == 1) return {0, 1};
   LocalPlace place{0, 0};
   const std::string mine = communicator.host();
   for (int rank = 1; rank < communicator.size(); ++rank) {
@@ -53,59 +109,59 @@ LocalPlace local_place(const Communicator& communicator) {
   return place;
 }
 
-std::optional<LocalPlace> local_place_of_environment() {
-  struct Names {
-    const char *index, *count;
-  };
-  for (const Names names :
-       {Names{"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-        Names{"SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"}, Names{"MPI_LOCALRANKID", "MPI_LOCALNRANKS"}}) {
-    const auto index = number_of(names.index);
-    if (!index) continue;
-    return LocalPlace{*index, std::max(number_of(names.count).value_or(0), *index + 1)};
+DeviceChoice choose_device(const cuda::Discovery& found, LocalPlace place, const GpuRequest& request) {
+  DeviceChoice choice;
+  std::vector<DeviceEntry> entries = request.entries;
+  if (entries.empty()) {
+    if (found.devices.empty()) {
+      choice.why_cpu = found.why_none;
+      return choice;
+    }
+    for (const cuda::DeviceDescription& device : found.devices)
+      entries.push_back({Kind::Gpu, device.index, {}});
   }
-  return std::nullopt;
-}
-
-cuda::DeviceDescription choose_device(const cuda::Discovery& found, LocalPlace place,
-                                      const GpuRequest& request) {
-  if (found.devices.empty()) throw ResourceError(found.why_none);
-  std::vector<cuda::DeviceDescription> candidates;
-  for (const int index : request.devices) {
-    const auto at =
-        std::find_if(found.devices.begin(), found.devices.end(),
-                     [&](const cuda::DeviceDescription& device) { return device.index == index; });
-    if (at == found.devices.end())
-      throw UsageError(
-          fmt::format("--devices names GPU {}, this process sees {} ({})", index, found.devices.size(),
-                      std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? "CUDA_VISIBLE_DEVICES is set"
-                                                                     : "all that the driver shows"));
-    candidates.push_back(*at);
-  }
-  if (candidates.empty()) candidates = found.devices;
-  // One visible device may be another one for every rank; whether ranks share it shows in the start
-  // agreement.
-  if (place.index >= candidates.size() && candidates.size() > 1 && !request.share)
+  // A single device may be another one for every rank; whether ranks share it shows in the start agreement.
+  if (place.count > entries.size() && entries.size() > 1 && !request.share)
     throw UsageError(
-        fmt::format("{} expert ranks on this machine and {} GPUs: start fewer ranks, or let them share with "
-                    "--share-gpu",
-                    place.count, candidates.size()));
-  const cuda::DeviceDescription& device = candidates[place.index % candidates.size()];
-  if (device.major < cuda::kOldestMajor ||
-      (device.major == cuda::kOldestMajor && device.minor < cuda::kOldestMinor))
-    throw ResourceError(fmt::format(
-        "GPU {} ({}) has compute capability {}.{}, the kernels need {}.{} or later: choose "
-        "another with --devices",
-        device.index, device.name, device.major, device.minor, cuda::kOldestMajor, cuda::kOldestMinor));
-  return device;
+        fmt::format("{} expert ranks on this machine and {} {}: start fewer ranks, let them share with "
+                    "--share-gpu, or name what each computes on with --devices",
+                    place.count, entries.size(), request.entries.empty() ? "GPUs" : "entries of --devices"));
+  const auto entry_of = [&](std::uint32_t index) -> const DeviceEntry& {
+    return entries[index % entries.size()];
+  };
+  const DeviceEntry& mine = entry_of(place.index);
+  choice.kind = mine.kind;
+  choice.emulated = mine.emulated;
+  if (mine.kind != Kind::Gpu) return choice;
+  choice.gpu = find_device(found, mine.index);
+  refuse_old(choice.gpu);
+  if (entries.size() == 1 && !request.share) return choice;
+  choice.sharers = 0;
+  for (std::uint32_t index = 0; index < place.count; ++index)
+    choice.sharers += entry_of(index).kind == Kind::Gpu && entry_of(index).index == mine.index;
+  return choice;
 }
 
 RankDevice open_rank_device(const Communicator& communicator, const GpuRequest& request) {
-  if (request.emulated) return {cuda::emulated_device(), {}};
-  const cuda::DeviceDescription chosen =
-      choose_device(cuda::discover_devices(), local_place(communicator), request);
+  const bool asks_driver = request.entries.empty() ||
+                           std::any_of(request.entries.begin(), request.entries.end(),
+                                       [](const DeviceEntry& entry) { return entry.kind == Kind::Gpu; });
+  const cuda::Discovery found = asks_driver ? cuda::discover_devices() : cuda::Discovery{};
+  const DeviceChoice choice = choose_device(found, local_place(communicator), request);
+  switch (choice.kind) {
+    case Kind::Cpu:
+      return {nullptr, {}, {}, 1, choice.why_cpu};
+    case Kind::Emulated:
+      return {cuda::emulated_device(choice.emulated), {}, "emulated", 1, {}};
+    case Kind::Gpu:
+      break;
+  }
   try {
-    return {cuda::open_device(chosen.index), chosen.bus_id};
+    return {cuda::open_device(choice.gpu.index),
+            choice.gpu.bus_id,
+            std::to_string(choice.gpu.index),
+            choice.sharers,
+            {}};
   } catch (const cuda::DeviceError& error) {
     throw ResourceError(error.what());
   }

@@ -12,9 +12,14 @@
 namespace dsv41 {
 namespace {
 
-constexpr double kGiB = 1073741824.0;
+constexpr double kMiB = 1048576.0;
 /// Left free when nothing is asked for: the driver's own needs, and the allocator's granularity.
 constexpr std::uint64_t kReserveBytes = std::uint64_t{512} << 20;
+
+std::string size_text(std::uint64_t bytes) {
+  const double mib = static_cast<double>(bytes) / kMiB;
+  return mib < 1024 ? fmt::format("{:.2f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
+}
 
 /// Runs `body`; a device's error becomes a ResourceError with the same line.
 template <class Body>
@@ -30,38 +35,42 @@ auto on_device(const Body& body) {
 
 class GpuEngine final : public ExpertEngine {
  public:
-  GpuEngine(std::unique_ptr<cuda::Device> device, ExpertSource& source, const GpuMemoryPlan& plan)
+  GpuEngine(std::unique_ptr<cuda::Device> device, ExpertSource& source, std::vector<cuda::ExpertKey> owned,
+            const GpuMemoryPlan& plan, std::chrono::milliseconds hang_after)
       : source_(source),
         plan_(plan),
-        name_(device->description().name),
-        index_(device->description().index),
-        experts_(std::move(device), plan.options,
-                 [this](cuda::ExpertKey key) { return source_.expert(key.block, key.expert); }),
+        hang_after_(hang_after),
+        name_(describe_gpu(*device)),
+        device_(std::move(device)),
+        owned_(std::move(owned)),
         rows_(plan.options.max_routes),
         outputs_(plan.options.max_routes),
         weights_(plan.options.max_routes) {}
 
-  void load(const std::vector<cuda::ExpertKey>& keys,
-            const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
-    experts_.load(keys, progress);
+  void load(const LoadReporter& report) override {
+    on_device([&] {
+      experts_ = std::make_unique<cuda::DeviceExperts>(
+          std::move(device_), plan_.options,
+          [this](cuda::ExpertKey key) { return source_.expert(key.block, key.expert); });
+      experts_->load(owned_, [&](std::uint64_t done, std::uint64_t total) { report({done, total}); });
+    });
   }
 
   const ExpertGeometry& geometry() const override { return source_.geometry(); }
-  std::string describe() const override {
-    return fmt::format("GPU {} ({}), {}", index_, name_, plan_.describe());
-  }
+  std::string describe() const override { return fmt::format("{}, {}", name_, plan_.describe()); }
 
   void compute(const ExpertCall& call, std::span<BFloat16> outputs, RankTiming& timing,
                const std::function<void()>& alive) override {
+    if (!experts_) throw std::logic_error("GPU engine: not loaded");
     const std::uint64_t begin = monotonic_ns();
-    const cuda::DeviceExpertsCounters before = experts_.counters();
+    const cuda::DeviceExpertsCounters before = experts_->counters();
     on_device([&] {
       group_by_expert(call);
-      experts_.begin(call.x, tasks_, geometry().swiglu_limit);
+      experts_->begin(call.x, tasks_, geometry().swiglu_limit, alive);
       wait(alive);
-      experts_.finish(outputs);
+      experts_->finish(outputs);
     });
-    const cuda::DeviceExpertsCounters& after = experts_.counters();
+    const cuda::DeviceExpertsCounters& after = experts_->counters();
     timing.experts_touched += static_cast<std::uint32_t>(tasks_.size());
     timing.cache_hits += static_cast<std::uint32_t>(after.hits - before.hits);
     timing.cache_misses += static_cast<std::uint32_t>(after.misses - before.misses);
@@ -74,13 +83,25 @@ class GpuEngine final : public ExpertEngine {
   /// politely.
   void wait(const std::function<void()>& alive) {
     constexpr std::uint64_t kBusyNs = 2'000'000, kAliveNs = 200'000'000;
+    // A device that is asked rarely is not blamed: this process may have been stopped, and an emulated device
+    // works while it is asked.
+    constexpr std::uint64_t kAskedAtLeast = 1000;
+    const auto hang_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(hang_after_).count());
     const std::uint64_t begin = monotonic_ns();
-    std::uint64_t last_alive = begin;
-    while (!experts_.ready()) {
+    std::uint64_t last_alive = begin, asked = 0;
+    while (!experts_->ready()) {
       const std::uint64_t now = monotonic_ns();
       if (now - last_alive > kAliveNs) {
         alive();
         last_alive = now;
+      }
+      if (now - begin > hang_ns && ++asked > kAskedAtLeast) {
+        experts_->abandon();
+        experts_.reset();
+        throw ResourceError(
+            fmt::format("{} hangs: it has not finished a call for {:.3g} s; the kernel log "
+                        "(dmesg) names the Xid if the device itself failed",
+                        name_, static_cast<double>(hang_ns) * 1e-9));
       }
       if (now - begin > kBusyNs) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -115,9 +136,11 @@ class GpuEngine final : public ExpertEngine {
 
   ExpertSource& source_;
   GpuMemoryPlan plan_;
+  const std::chrono::milliseconds hang_after_;
   std::string name_;
-  int index_;
-  cuda::DeviceExperts experts_;
+  std::unique_ptr<cuda::Device> device_;  // until load()
+  std::vector<cuda::ExpertKey> owned_;
+  std::unique_ptr<cuda::DeviceExperts> experts_;  // from load() on
   std::vector<std::size_t> first_route_, next_;
   std::vector<std::uint32_t> rows_, outputs_;
   std::vector<float> weights_;
@@ -126,15 +149,17 @@ class GpuEngine final : public ExpertEngine {
 
 }  // namespace
 
+std::string describe_gpu(const cuda::Device& device) {
+  return fmt::format("GPU {} ({})", device.description().index, device.description().name);
+}
+
 std::string GpuMemoryPlan::describe() const {
-  const double each =
-      owned_experts == 0 ? 0.0 : static_cast<double>(owned_bytes) / static_cast<double>(owned_experts) / kGiB;
-  std::string text =
-      fmt::format("{} of {} experts ({:.1f} of {:.1f} GiB) stay on the GPU", resident_experts, owned_experts,
-                  each * static_cast<double>(resident_experts), static_cast<double>(owned_bytes) / kGiB);
-  if (resident_experts < owned_experts)
-    text += fmt::format(", {} in pinned host memory, the others are read on demand",
-                        std::min(pinned_experts, owned_experts - resident_experts));
+  const std::uint64_t each = owned_experts == 0 ? 0 : owned_bytes / owned_experts;
+  std::string text = fmt::format("{} of {} experts ({} of {}) stay on the GPU", resident_experts,
+                                 owned_experts, size_text(each * resident_experts), size_text(owned_bytes));
+  if (resident_experts == owned_experts) return text;
+  text += fmt::format(", {} in pinned host memory", pinned_experts);
+  if (resident_experts + pinned_experts < owned_experts) text += ", the others are read on demand";
   return text;
 }
 
@@ -153,17 +178,17 @@ GpuMemoryPlan plan_gpu_memory(const ExpertGeometry& geometry, const ExpertLimits
 
   if (options.device_bytes > free_device_bytes)
     throw ResourceError(fmt::format(
-        "--expert-memory asks for {:.2f} GiB of GPU memory, {:.2f} GiB are free: ask for less",
-        static_cast<double>(options.device_bytes) / kGiB, static_cast<double>(free_device_bytes) / kGiB));
+        "--expert-memory asks for {} of GPU memory, {} are free{}: ask for less",
+        size_text(options.device_bytes), size_text(free_device_bytes),
+        options.sharers > 1 ? fmt::format(" for each of the {} ranks that share it", options.sharers) : ""));
   const std::uint64_t reserve = std::min(kReserveBytes, free_device_bytes / 16);
   const std::uint64_t budget = options.device_bytes != 0 ? options.device_bytes : free_device_bytes - reserve;
   if (budget < bare.workspace_bytes + bare.expert_bytes)
     throw ResourceError(fmt::format(
-        "{:.2f} GiB of GPU memory are not enough: {} rows per step need {:.2f} GiB of workspace, and each "
-        "expert {:.2f} MiB "
-        "(free {:.2f} GiB; raise --expert-memory, or lower the rows per step)",
-        static_cast<double>(budget) / kGiB, limits.max_rows, static_cast<double>(bare.workspace_bytes) / kGiB,
-        static_cast<double>(bare.expert_bytes) / 1048576.0, static_cast<double>(free_device_bytes) / kGiB));
+        "{} of GPU memory are not enough: {} rows per step need {} of workspace, and each expert {} "
+        "(free {}; {}lower the rows per step with --chunk or --step-tokens)",
+        size_text(budget), limits.max_rows, size_text(bare.workspace_bytes), size_text(bare.expert_bytes),
+        size_text(free_device_bytes), options.device_bytes != 0 ? "raise --expert-memory, or " : ""));
   const std::uint64_t fitting = (budget - bare.workspace_bytes) / bare.expert_bytes;
   plan.owned_experts = owned_experts;
   plan.owned_bytes = owned_experts * geometry.expert_bytes();
@@ -180,19 +205,19 @@ GpuMemoryPlan plan_gpu_memory(const ExpertGeometry& geometry, const ExpertLimits
 }
 
 std::unique_ptr<ExpertEngine> gpu_engine(std::unique_ptr<cuda::Device> device, ExpertSource& source,
-                                         const Placement& placement, std::uint32_t owner,
+                                         const Placement* placement, std::uint32_t owner,
                                          const ExpertLimits& limits, const GpuEngineOptions& options,
-                                         const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+                                         GpuMemoryPlan* planned) {
   std::vector<cuda::ExpertKey> keys;
   const ExpertGeometry& geometry = source.geometry();
   for (std::uint32_t block = 0; block < geometry.experts_per_block.size(); ++block)
     for (std::uint32_t expert = 0; expert < geometry.experts_per_block[block]; ++expert)
-      if (placement.owner(block, expert) == owner) keys.push_back({block, expert});
+      if (placement == nullptr || placement->owner(block, expert) == owner) keys.push_back({block, expert});
   return on_device([&]() -> std::unique_ptr<ExpertEngine> {
-    const GpuMemoryPlan plan = plan_gpu_memory(geometry, limits, keys.size(), device->free_bytes(), options);
-    auto engine = std::make_unique<GpuEngine>(std::move(device), source, plan);
-    engine->load(keys, progress);
-    return engine;
+    const std::uint64_t free = device->free_bytes() / std::max(options.sharers, 1u);
+    const GpuMemoryPlan plan = plan_gpu_memory(geometry, limits, keys.size(), free, options);
+    if (planned != nullptr) *planned = plan;
+    return std::make_unique<GpuEngine>(std::move(device), source, std::move(keys), plan, options.hang_after);
   });
 }
 

@@ -2,8 +2,8 @@
 // same bits as cpu_engine. Design and state on hardware: docs/cuda.md.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +18,10 @@ struct GpuEngineOptions {
   std::uint64_t device_bytes = 0;
   /// Pinned host memory for experts that do not fit on the device; at least two experts pass through it.
   std::uint64_t pinned_bytes = 0;
+  /// Ranks among which the device's free memory is shared, this one included.
+  std::uint32_t sharers = 1;
+  /// A call that takes longer has met a device that hangs: the rank ends with an error.
+  std::chrono::milliseconds hang_after = std::chrono::seconds(60);
   std::size_t copy_threads = 2;
   /// Tasks of at most this many rows take the dot4 kernels.
   std::uint32_t dot_rows = 1;
@@ -39,11 +43,15 @@ GpuMemoryPlan plan_gpu_memory(const ExpertGeometry& geometry, const ExpertLimits
                               std::uint64_t owned_experts, std::uint64_t free_device_bytes,
                               const GpuEngineOptions& options);
 
-/// Loads the experts that `owner` owns (as many as the plan keeps), then computes. `progress` (bytes done,
-/// bytes there will be) is called after every expert. `source` must outlive the engine. Throws ResourceError.
-std::unique_ptr<ExpertEngine> gpu_engine(
-    std::unique_ptr<cuda::Device> device, ExpertSource& source, const Placement& placement,
-    std::uint32_t owner, const ExpertLimits& limits, const GpuEngineOptions& options,
-    const std::function<void(std::uint64_t, std::uint64_t)>& progress = {});
+/// "GPU 0 (NVIDIA H200)".
+std::string describe_gpu(const cuda::Device& device);
+
+/// An engine for the experts that `owner` owns (0-based; placement null: all). Memory is planned here and
+/// taken by load(), which also uploads as many experts as the plan keeps; `plan`, if given, is what was
+/// planned. `source` must outlive the engine. Throws ResourceError.
+std::unique_ptr<ExpertEngine> gpu_engine(std::unique_ptr<cuda::Device> device, ExpertSource& source,
+                                         const Placement* placement, std::uint32_t owner,
+                                         const ExpertLimits& limits, const GpuEngineOptions& options,
+                                         GpuMemoryPlan* plan = nullptr);
 
 }  // namespace dsv41

@@ -8,18 +8,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <csignal>
 #include <cstring>
 #include <thread>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/emulated_device.h"
 #include "loader/error.h"
 #include "runtime/exchange/device_messages.h"
 
 namespace dsv41 {
 namespace {
 
-constexpr std::chrono::seconds kSelfTestDeadline{20};
+constexpr std::string_view kEmulated = "emulated";
 
 /// The environment without what tells MPI that a launcher started this process.
 std::vector<std::string> plain_environment() {
@@ -109,9 +111,16 @@ std::string run_self_test(const std::vector<std::string>& command, std::chrono::
   return {};
 }
 
-int transport_self_test(int device) {
+int transport_self_test(std::string_view device) {
   try {
-    const auto opened = cuda::open_device(device);
+    int index = -1;
+    std::unique_ptr<cuda::Device> opened;
+    if (device == kEmulated) {
+      opened = cuda::emulated_device();
+    } else {
+      std::from_chars(device.data(), device.data() + device.size(), index);
+      opened = cuda::open_device(index);
+    }
     const std::string failure = exchange_device_pattern(*opened);
     if (failure.empty()) return 0;
     fmt::print(stderr, "transport self-test: {}\n", failure);
@@ -121,16 +130,17 @@ int transport_self_test(int device) {
   return static_cast<int>(ExitCode::Resources);
 }
 
-TransportChoice decide_transport(TransportRequest request, bool has_device, int device) {
+TransportChoice decide_transport(TransportRequest request, const std::string& device,
+                                 std::chrono::milliseconds deadline) {
   TransportFacts facts;
-  facts.has_device = has_device;
-  if (request != TransportRequest::Staged && has_device) {
+  facts.has_device = !device.empty();
+  if (request != TransportRequest::Staged && facts.has_device) {
     const CudaSupport support = mpi_cuda_support();
     facts.library = support.library;
     facts.library_says_yes = support.yes;
     if (support.yes)
-      facts.self_test_failure = run_self_test(
-          {"/proc/self/exe", std::string(kSelfTestFlag), std::to_string(device)}, kSelfTestDeadline);
+      facts.self_test_failure =
+          run_self_test({"/proc/self/exe", std::string(kSelfTestFlag), device}, deadline);
   }
   return choose_transport(request, facts);
 }

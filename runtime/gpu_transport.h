@@ -40,17 +40,20 @@ TransportChoice choose_transport(TransportRequest request, const TransportFacts&
 
 /// Runs `command` in a child process without the launcher's variables, so that MPI starts as a single process
 /// there. Empty when it exits with 0 within the time; else what happened. The child is killed at the
-/// deadline. To be called before MPI_Init.
+/// deadline. It is spawned, not forked: nothing of this process's message layer runs in it.
 std::string run_self_test(const std::vector<std::string>& command, std::chrono::milliseconds deadline);
 
 /// The hidden first argument by which this program becomes the child: `dsv41-mpi --transport-self-test
 /// DEVICE`.
 inline constexpr std::string_view kSelfTestFlag = "--transport-self-test";
 /// The child's whole program: opens the device, starts MPI, sends a pattern from one device buffer to another
-/// and compares. Returns the exit code; prints one line on stderr when it fails.
-int transport_self_test(int device);
+/// and compares. Returns the exit code; prints one line on stderr when it fails. device: a number, or
+/// "emulated".
+int transport_self_test(std::string_view device);
 
-/// Everything: asks the library, runs this program's self-test on `device` if that makes sense, and chooses.
-TransportChoice decide_transport(TransportRequest request, bool has_device, int device);
+/// Everything: asks the library, runs this program's self-test on `device` (as above; empty: this rank has
+/// none) if that makes sense and at most for `deadline`, and chooses.
+TransportChoice decide_transport(TransportRequest request, const std::string& device,
+                                 std::chrono::milliseconds deadline);
 
 }  // namespace dsv41

@@ -25,9 +25,13 @@
 #include "runtime/expert_rank.h"
 #include "runtime/expert_store.h"
 #include "runtime/experts.h"
+#include "runtime/gpu_devices.h"
+#include "runtime/gpu_engine.h"
+#include "runtime/gpu_transport.h"
 #include "runtime/placement.h"
 #include "tools/heap.h"
 #include "tools/host_rank.h"
+#include "tools/load_line.h"
 #include "tools/options.h"
 #include "tools/profiling.h"
 #include "tools/signals.h"
@@ -71,8 +75,9 @@ struct Prepared {
   std::optional<Checkpoint> checkpoint;
   std::unique_ptr<Compute> compute;
   std::unique_ptr<ExpertSource> source;
-  std::unique_ptr<ExpertStore> store;    // of ranks that compute experts
+  std::string stored;                    // where a CPU rank keeps its experts, if not mapped
   std::optional<Placement> placement;    // more than one rank
+  std::unique_ptr<ExpertEngine> engine;  // of ranks that compute experts
   std::unique_ptr<ProfileFile> profile;  // rank 0, if wanted
   std::unique_ptr<HostRank> host;        // rank 0
 };
@@ -83,21 +88,53 @@ void add_note(StartReport& report, const std::string& note) {
   report.note += note;
 }
 
-/// Where the experts of this rank come from. Memory is planned, not taken.
-void prepare_store(const Options& options, const Communicator& communicator, Prepared& prepared,
-                   StartReport& report) {
-  if (!options.expert_memory) {
-    prepared.store = mapped_expert_store(*prepared.source);
+/// Where the experts of a CPU rank come from. Memory is planned, not taken.
+std::unique_ptr<ExpertStore> plan_store(const Options& options, std::uint32_t owner, Prepared& prepared,
+                                        StartReport& report) {
+  if (!options.expert_memory) return mapped_expert_store(*prepared.source);
+  ExpertStoreOptions memory;
+  memory.memory_bytes = *options.expert_memory;
+  auto store = cached_expert_store(*prepared.checkpoint, prepared.placement ? &*prepared.placement : nullptr,
+                                   owner, memory);
+  report.expert_memory = store->memory_bytes();
+  report.resident_experts = store->resident_experts();
+  add_note(report, store->note());
+  prepared.stored = store->describe();
+  return store;
+}
+
+/// What this rank's experts are computed on. Memory of a device is planned, not taken.
+void prepare_engine(const Options& options, const Communicator& communicator, Prepared& prepared,
+                    StartReport& report) {
+  const ExpertLimits limits = ExpertLimits::of(prepared.checkpoint->config(), options.step_rows());
+  const auto owner = static_cast<std::uint32_t>(std::max(communicator.rank() - 1, 0));
+  RankDevice taken = open_rank_device(communicator, options.devices);
+  // Half of what the other ranks wait for this one at most.
+  const TransportChoice transport =
+      decide_transport(options.transport, taken.number, options.rank_timeout / 2);
+  report.transport = fmt::format("{} ({})", name_of(transport.transport),
+                                 options.transport != TransportRequest::Auto || taken.why_cpu.empty()
+                                     ? transport.why
+                                     : "no GPU: " + taken.why_cpu);
+  report.needs_device = options.transport == TransportRequest::CudaAware;
+  if (!taken.device) {
+    prepared.engine = cpu_engine(plan_store(options, owner, prepared, report), *prepared.compute, limits);
     return;
   }
-  const auto owner = static_cast<std::uint32_t>(std::max(communicator.rank() - 1, 0));
-  ExpertStoreOptions store;
-  store.memory_bytes = *options.expert_memory;
-  prepared.store = cached_expert_store(*prepared.checkpoint,
-                                       prepared.placement ? &*prepared.placement : nullptr, owner, store);
-  report.expert_memory = prepared.store->memory_bytes();
-  report.resident_experts = prepared.store->resident_experts();
-  add_note(report, prepared.store->note());
+  report.has_device = true;
+  report.device = describe_gpu(*taken.device);
+  report.gpu = taken.gpu;
+  report.share_gpu = options.devices.share;
+  GpuEngineOptions memory;
+  memory.device_bytes = options.expert_memory.value_or(0);
+  memory.pinned_bytes = options.pinned_memory;
+  memory.sharers = taken.sharers;
+  memory.hang_after = options.rank_timeout;
+  GpuMemoryPlan plan;
+  prepared.engine =
+      gpu_engine(std::move(taken.device), *prepared.source,
+                 prepared.placement ? &*prepared.placement : nullptr, owner, limits, memory, &plan);
+  report.residency = plan.describe();
 }
 
 void prepare(const Options& options, const Communicator& communicator, Prepared& prepared,
@@ -123,8 +160,6 @@ void prepare(const Options& options, const Communicator& communicator, Prepared&
       report.held = held_experts(*prepared.source, *prepared.placement,
                                  static_cast<std::uint32_t>(communicator.rank() - 1));
   }
-  if (communicator.rank() > 0 || communicator.size() == 1)
-    prepare_store(options, communicator, prepared, report);
   if (communicator.rank() == 0) {
     prepared.host = std::make_unique<HostRank>(options, *prepared.checkpoint, *prepared.compute);
     report.engram_memory = prepared.host->engram_rows().memory_bytes();
@@ -134,9 +169,35 @@ void prepare(const Options& options, const Communicator& communicator, Prepared&
   report.config_fingerprint = prepared.checkpoint->fingerprint();
   report.max_rows = options.step_rows();
   report.device = fmt::format("{}, {} thread{}", ops->name, threads, threads == 1 ? "" : "s");
+  report.needs_device = options.transport == TransportRequest::CudaAware;
+  if (communicator.rank() > 0 || communicator.size() == 1)
+    prepare_engine(options, communicator, prepared, report);
 }
 
-void print_start(const Options& options, const Communicator& communicator, const Prepared& prepared) {
+/// One text for all ranks that have the same: "ranks 1, 3 on GPU 0 (…), rank 2 on avx2, 1 thread". A single
+/// text is not given ranks.
+std::string by_rank(const std::vector<StartReport>& reports, std::string StartReport::*what) {
+  const std::size_t first = reports.size() == 1 ? 0 : 1;
+  std::string all;
+  std::size_t texts = 0;
+  for (std::size_t rank = first; rank < reports.size(); ++rank) {
+    const std::string& text = reports[rank].*what;
+    const auto same = [&](const StartReport& other) { return other.*what == text; };
+    const auto begin = reports.begin() + static_cast<std::ptrdiff_t>(first);
+    if (std::find_if(begin, reports.end(), same) - begin != static_cast<std::ptrdiff_t>(rank - first))
+      continue;
+    std::string ranks;
+    std::size_t count = 0;
+    for (std::size_t other = rank; other < reports.size(); ++other)
+      if (same(reports[other])) ranks += fmt::format("{}{}", count++ == 0 ? "" : ", ", other);
+    if (count == reports.size() - first) return text;
+    all += fmt::format("{}rank{} {} {}", texts++ == 0 ? "" : "; ", count == 1 ? "" : "s", ranks, text);
+  }
+  return all;
+}
+
+void print_start(const Options& options, const Communicator& communicator, const Prepared& prepared,
+                 const std::vector<StartReport>& reports) {
   const ModelConfig& config = prepared.checkpoint->config();
   if (options.bundled_model)
     fmt::print(stderr, "dsv41-mpi: no --model and no $DSV41_MODEL: using the bundled small checkpoint {}\n",
@@ -147,10 +208,11 @@ void print_start(const Options& options, const Communicator& communicator, const
   if (prepared.placement)
     fmt::print(stderr, "{} expert rank{}, {} placement; ", prepared.placement->ranks(),
                prepared.placement->ranks() == 1 ? "" : "s", prepared.placement->name());
-  fmt::print(stderr, "transport {}; backend {}, {} thread{}", communicator.transport(),
-             prepared.compute->ops().name, prepared.compute->threads().size(),
-             prepared.compute->threads().size() == 1 ? "" : "s");
-  if (options.expert_memory && prepared.store) fmt::print(stderr, "; experts {}", prepared.store->describe());
+  fmt::print(stderr, "transport {}, {}; backend {}, {} thread{}; experts on {}", communicator.transport(),
+             by_rank(reports, &StartReport::transport), prepared.compute->ops().name,
+             prepared.compute->threads().size(), prepared.compute->threads().size() == 1 ? "" : "s",
+             by_rank(reports, &StartReport::device));
+  if (!prepared.stored.empty()) fmt::print(stderr, ", {}", prepared.stored);
   if (options.engram.mode != EngramMode::Mmap)
     fmt::print(stderr, "; engram {}", prepared.host->engram_rows().describe());
   fmt::print(stderr, "\n");
@@ -189,16 +251,10 @@ void print_holdings(const Prepared& prepared, const StartVerdict& verdict) {
                                              : "",
                  report.device, residency);
     else
-      fmt::print(stderr, "rank {} on {}: {} experts, {:.3f} GiB; {}{}\n", rank, report.host,
+      fmt::print(stderr, "rank {} on {}: {} experts, {:.3f} GiB; {}{}{}\n", rank, report.host,
                  report.held.experts, static_cast<double>(report.held.bytes) / kGiB, report.device,
-                 residency);
+                 report.residency.empty() ? "" : ": " + report.residency, residency);
   }
-}
-
-/// Takes the memory for experts.
-std::unique_ptr<ExpertEngine> expert_engine(Prepared& prepared, const ExpertLimits& limits) {
-  prepared.store->load();
-  return cpu_engine(std::move(prepared.store), *prepared.compute, limits);
 }
 
 /// The host rank's run after everybody agreed; whatever happens, the expert ranks are told.
@@ -207,9 +263,20 @@ ExitCode run_host(const Options& options, Communicator& communicator, Prepared& 
   const ExpertLimits limits = ExpertLimits::of(prepared.checkpoint->config(), options.step_rows());
   std::unique_ptr<Experts> experts;
   try {
-    experts = prepared.placement ? remote_experts(communicator, *prepared.placement,
-                                                  prepared.source->geometry(), limits, options.rank_timeout)
-                                 : local_experts(expert_engine(prepared, limits));
+    const auto start = Clock::now();
+    LoadLine line(options.quiet);
+    const LoadReporter report = [&](const LoadProgress& progress) { line.show(progress); };
+    if (prepared.placement) {
+      experts = remote_experts(communicator, *prepared.placement, prepared.source->geometry(), limits,
+                               options.rank_timeout);
+      experts->set_phase("load");
+      experts->await_ready(report);
+    } else {
+      prepared.engine->load(report);
+      experts = local_experts(std::move(prepared.engine));
+    }
+    line.end();
+    load_seconds += std::chrono::duration<double>(Clock::now() - start).count();
     prepared.host->run(*experts, recorder, load_seconds);
     if (recorder) recorder->close();
     experts->close(ExitCode::Ok);
@@ -240,7 +307,7 @@ ExitCode run(const Options& options, Communicator& communicator) {
     return verdict.code;
   }
   if (host && !options.quiet) {
-    print_start(options, communicator, prepared);
+    print_start(options, communicator, prepared, verdict.reports);
     print_notes(verdict);
   }
   if (options.dry_run) {
@@ -257,9 +324,9 @@ ExitCode run(const Options& options, Communicator& communicator) {
   if (host)
     return run_host(options, communicator, prepared, recorder.get(),
                     std::chrono::duration<double>(Clock::now() - start).count());
-  const ExpertLimits limits = ExpertLimits::of(prepared.checkpoint->config(), options.step_rows());
-  const auto engine = expert_engine(prepared, limits);
-  return run_expert_rank(communicator, *prepared.placement, *engine, limits, {options.rank_timeout});
+  return run_expert_rank(communicator, *prepared.placement, *prepared.engine,
+                         ExpertLimits::of(prepared.checkpoint->config(), options.step_rows()),
+                         {options.rank_timeout});
 }
 
 /// A rank did not come to the agreement, so an orderly end, which needs all, is not possible. The host rank
@@ -335,6 +402,8 @@ int main_of_rank(int argc, char** argv) {
 }  // namespace dsv41
 
 int main(int argc, char** argv) {
+  // This process is a child of a rank that asks whether MPI takes device memory, and may crash.
+  if (argc == 3 && dsv41::kSelfTestFlag == argv[1]) return dsv41::transport_self_test(argv[2]);
   dsv41::install_signal_handlers();
   try {
     return dsv41::main_of_rank(argc, argv);

@@ -105,10 +105,17 @@ po::options_description descriptions(bool audit) {
   machine.add_options()("placement", text()->value_name("HOW"), "contiguous | cyclic | file:PATH (cyclic)")(
       "backend", text()->value_name("NAME"), "kernels to use: auto | plain | avx2 | avx512 (auto)")(
       "threads", text()->value_name("N"), "per rank (the cores of the machine, shared among its ranks)")(
+      "devices", text()->value_name("auto|none|LIST"),
+      "what the expert ranks of each machine compute on, in rank order: GPU numbers and cpu, for example "
+      "0,1,cpu (auto: one GPU each if there are any)")("share-gpu", "several ranks may take one GPU")(
       "expert-memory", text()->value_name("SIZE"),
-      "per rank that computes experts, for example 20G: keep so many of them in memory and read the others "
-      "as "
-      "they are needed (all are mapped)")(
+      "per rank that computes experts, for example 20G: keep so many of them in memory, of its GPU if it has "
+      "one, "
+      "and read the others as they are needed (all are mapped; of a GPU, what is free)")(
+      "pinned-memory", text()->value_name("SIZE"),
+      "per GPU, of this machine, for experts that do not fit on it (none: they are read from the files)")(
+      "transport", text()->value_name("auto|cuda-aware|staged"),
+      "whether messages leave from GPU memory (auto)")(
       "engram", text()->value_name("HOW"),
       "n-gram rows: mmap | direct (gathered past the page cache) | resident (loaded at start) (mmap)")(
       "engram-cache", text()->value_name("SIZE"), "with --engram direct: for rows read earlier (256M)")(
@@ -216,6 +223,10 @@ Options read_options(const po::variables_map& flags) {
       throw UsageError("--engram-cache belongs to --engram direct");
     options.engram.cache_bytes = byte_size(text("engram-cache"), "engram-cache");
   }
+  options.devices =
+      parse_gpu_request(given("devices") ? text("devices") : std::string("auto"), given("share-gpu"));
+  if (given("transport")) options.transport = parse_transport(text("transport"));
+  if (given("pinned-memory")) options.pinned_memory = byte_size(text("pinned-memory"), "pinned-memory");
   if (given("threads")) options.threads = number<std::size_t>(text("threads"), "threads", 1, 1024);
   if (given("rank-timeout"))
     options.rank_timeout = std::chrono::milliseconds(

@@ -10,6 +10,8 @@
 
 #include "engram/rows.h"
 #include "loader/audit/audit.h"
+#include "runtime/gpu_devices.h"
+#include "runtime/gpu_transport.h"
 #include "runtime/speculation.h"
 
 namespace dsv41 {
@@ -44,7 +46,10 @@ struct Options {
   std::string placement = "cyclic";
   std::string backend = "auto";
   EngramOptions engram;
-  std::optional<std::uint64_t> expert_memory;  // none: experts are mapped
+  GpuRequest devices;
+  TransportRequest transport = TransportRequest::Auto;
+  std::optional<std::uint64_t> expert_memory;  // none: experts are mapped; on a GPU, all that is free
+  std::uint64_t pinned_memory = 0;             // of ranks with a GPU: for experts that do not fit on it
   std::size_t threads = 0;                     // 0: the cores of this machine shared among its ranks
   std::chrono::milliseconds rank_timeout = std::chrono::seconds(60);
 

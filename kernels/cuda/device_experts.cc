@@ -319,7 +319,8 @@ struct DeviceExperts::Implementation {
     ++counters.launches;
   }
 
-  void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit) {
+  void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit,
+             const std::function<void()>& alive) {
     if (busy) throw std::logic_error("device experts: a call is under way");
     std::size_t total = 0;
     for (const DeviceExpertTask& task : tasks) {
@@ -344,7 +345,7 @@ struct DeviceExperts::Implementation {
       std::memcpy(staging.data(), x.codes, x.rows * x.k);
       std::memcpy(staging.data() + scales_at, x.scales, x.rows * (x.k / kBlock));
       device->upload(Queue::Compute, workspace.data(), staging.data(), scales_at + x.rows * (x.k / kBlock));
-      run(x, tasks, limit);
+      run(x, tasks, limit, alive);
       device->download(Queue::Compute, staging.data() + staged_outputs_at, workspace.data() + outputs_at,
                        routes * options.dim * sizeof(BFloat16));
     }
@@ -353,7 +354,8 @@ struct DeviceExperts::Implementation {
 
   /// Experts that are there first, in one launch; meanwhile the others are read and uploaded, in groups as
   /// large as pinned memory holds at a time.
-  void run(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit) {
+  void run(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit,
+           const std::function<void()>& alive) {
     std::vector<const DeviceExpertTask*> present, missing;
     std::vector<SlotCache::Slot> places;
     for (const DeviceExpertTask& task : tasks) {
@@ -375,6 +377,7 @@ struct DeviceExperts::Implementation {
       for (const DeviceExpertTask* task : part) {
         const auto there = on_device.find(number(task->key));  // two tasks may name one expert
         places.push_back(there ? *there : upload(task->key));
+        if (alive) alive();
       }
       device->wait(Queue::Compute, device->record(Queue::Copy));
       launch(x, part, places, limit);
@@ -404,9 +407,9 @@ void DeviceExperts::load(std::span<const ExpertKey> keys,
   self.device->synchronize(self.device->record(Queue::Copy));
 }
 
-void DeviceExperts::begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks,
-                          float swiglu_limit) {
-  implementation_->begin(x, tasks, swiglu_limit);
+void DeviceExperts::begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float swiglu_limit,
+                          const std::function<void()>& alive) {
+  implementation_->begin(x, tasks, swiglu_limit, alive);
 }
 
 bool DeviceExperts::ready() {
@@ -427,6 +430,12 @@ void DeviceExperts::finish(std::span<BFloat16> outputs) {
                                   std::to_string(outputs.size() / dim));
     std::memcpy(outputs.data() + self.destinations[i] * dim, staged + i * dim, dim * sizeof(BFloat16));
   }
+}
+
+void DeviceExperts::abandon() noexcept {
+  // Reachable until the process ends: what a device may still write to is never given back.
+  static auto* const abandoned = new std::vector<Implementation*>();
+  abandoned->push_back(implementation_.release());
 }
 
 float DeviceExperts::launch_ms() {

@@ -73,11 +73,18 @@ class DeviceExperts {
 
   /// Starts a call and returns; the arrays may be reused at once, `outputs` indices are kept. One call at a
   /// time.
-  void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float swiglu_limit);
+  /// `alive` (may be empty) is called after every expert that had to be fetched, and may throw; then no call
+  /// may follow.
+  void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float swiglu_limit,
+             const std::function<void()>& alive = {});
   /// Whether finish() would return without waiting.
   bool ready();
   /// outputs: bf16 [*, D]; each route fills the row its task names.
   void finish(std::span<BFloat16> outputs);
+
+  /// For a device that does not answer any more: destruction would wait for it. Gives up device and memory
+  /// without a word to it; nothing but destruction may follow.
+  void abandon() noexcept;
 
   const DeviceExpertsCounters& counters() const;
   /// Time of the last call's launches on the device's clock, without copies; after finish().

@@ -2,10 +2,12 @@
 #include "kernels/cuda/emulated_device.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
+#include <thread>
 
 #include "kernels/cuda/expert_kernel.h"
 
@@ -39,9 +41,13 @@ class EmulatedDevice final : public Device {
   }
 
   const DeviceDescription& description() const override { return description_; }
-  std::size_t free_bytes() override { return options_.memory_bytes - used_; }
+  std::size_t free_bytes() override {
+    check();
+    return options_.memory_bytes - used_;
+  }
 
   void* allocate(std::size_t bytes) override {
+    check();
     if (bytes > free_bytes())
       throw DeviceError(DeviceFault::OutOfMemory, "emulated device: " + std::to_string(bytes) +
                                                       " bytes asked for, " + std::to_string(free_bytes()) +
@@ -53,7 +59,10 @@ class EmulatedDevice final : public Device {
     used_ -= allocations_[memory];
     release_pinned(memory);
   }
-  void* allocate_pinned(std::size_t bytes) override { return allocate_host(bytes); }
+  void* allocate_pinned(std::size_t bytes) override {
+    check();
+    return allocate_host(bytes);
+  }
   void release_pinned(void* memory) noexcept override {
     allocations_.erase(memory);
     ::operator delete (memory, std::align_val_t{kAlignment});
@@ -79,14 +88,18 @@ class EmulatedDevice final : public Device {
     put(queue, [this, event] { synchronize(event); });
   }
   bool reached(Event event) override {
+    check();
     const auto found = pending_.find(event);
     if (found == pending_.end()) return true;
     step(found->second);
     return pending_.find(event) == pending_.end();
   }
   void synchronize(Event event) override {
-    for (auto found = pending_.find(event); found != pending_.end(); found = pending_.find(event))
+    check();
+    for (auto found = pending_.find(event); found != pending_.end(); found = pending_.find(event)) {
       step(found->second);
+      if (hung_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
   float elapsed_ms(Event, Event) override { return 0; }
 
@@ -119,8 +132,14 @@ class EmulatedDevice final : public Device {
         SharedLayout{rows_per_tile(variant), stages(variant)}.total(static_cast<std::uint32_t>(longest));
     const std::uint64_t number = ++launches_;
     put(Queue::Compute, [=, this] {
-      if (options_.fail_launch != 0 && number >= options_.fail_launch)
-        throw DeviceError(DeviceFault::Failed, "emulated device: the launch was told to fail");
+      if (number == options_.fail_launch) {
+        failed_ = true;
+        check();
+      }
+      if (number == options_.hang_launch) {
+        hung_ = true;
+        return;
+      }
       switch (variant) {
         case Variant::Rows8:
           return run_kernel(options_, shared, launch,
@@ -148,8 +167,15 @@ class EmulatedDevice final : public Device {
   std::deque<std::function<void()>>& queue_of(Queue queue) {
     return queue == Queue::Compute ? compute_ : copy_;
   }
-  void put(Queue queue, std::function<void()> work) { queue_of(queue).push_back(std::move(work)); }
+  void put(Queue queue, std::function<void()> work) {
+    check();
+    queue_of(queue).push_back(std::move(work));
+  }
+  void check() const {
+    if (failed_) throw DeviceError(DeviceFault::Failed, "emulated device: the launch was told to fail");
+  }
   void step(Queue queue) {
+    if (hung_ && queue == Queue::Compute) return;
     auto& works = queue_of(queue);
     const std::function<void()> work = std::move(works.front());
     works.pop_front();
@@ -164,6 +190,7 @@ class EmulatedDevice final : public Device {
   std::map<Event, Queue> pending_;
   Event last_event_ = 0;
   std::uint64_t launches_ = 0;
+  bool failed_ = false, hung_ = false;
 };
 
 }  // namespace

@@ -15,7 +15,9 @@ struct EmulatedOptions {
   emulation::Order order = emulation::Order::Ascending;
   std::size_t memory_bytes = std::size_t{1} << 30;  // allocations beyond it fail as on a real device
   bool tensor_copies = true;                        // as sm_80 and later: 32 rows per tile
-  std::uint64_t fail_launch = 0;  // the launch with this number (from 1) fails, and all after it
+  // The launch with this number (from 1) fails, and as on a real device every operation after it (a "sticky"
+  // error); or it never ends, and synchronize() behind it does not return.
+  std::uint64_t fail_launch = 0, hang_launch = 0;
 };
 
 std::unique_ptr<Device> emulated_device(const EmulatedOptions& options = {});

@@ -4,11 +4,12 @@
 namespace dsv41::cuda {
 
 Discovery discover_devices() {
-  return {{}, "this program was built without CUDA (configure with -DDSV41_CUDA=ON, preset cuda)"};
+  return {{}, "this program was built without CUDA"};
 }
 
 std::unique_ptr<Device> open_device(int) {
-  throw DeviceError(DeviceFault::NotBuilt, discover_devices().why_none);
+  throw DeviceError(DeviceFault::NotBuilt,
+                    discover_devices().why_none + ": configure with -DDSV41_CUDA=ON (preset cuda)");
 }
 
 }  // namespace dsv41::cuda

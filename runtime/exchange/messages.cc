@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -144,7 +145,7 @@ Control read_control(std::span<const std::byte> message, std::string_view sender
   if (header.magic != kMagic) malformed(sender, "magic {:#x} instead of {:#x}", header.magic, kMagic);
   if (header.protocol != kProtocol)
     malformed(sender, "protocol version {}, this program speaks {}", header.protocol, kProtocol);
-  if (header.kind < Kind::KeepAlive || header.kind > Kind::Farewell)
+  if (header.kind < Kind::KeepAlive || header.kind > Kind::Ready)
     malformed(sender, "kind {} on the control channel", static_cast<unsigned>(header.kind));
   if (header.code > static_cast<std::uint32_t>(ExitCode::Peer))
     malformed(sender, "exit code {}", header.code);
@@ -156,6 +157,21 @@ Control read_control(std::span<const std::byte> message, std::string_view sender
   for (char& letter : control.text)  // it is printed as one line
     if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7F) letter = ' ';
   return control;
+}
+
+std::string write_progress(const LoadProgress& progress) {
+  return fmt::format("{} {}", progress.done_bytes, progress.total_bytes);
+}
+
+LoadProgress read_progress(std::string_view text, std::string_view sender) {
+  LoadProgress progress;
+  const char* const end = text.data() + text.size();
+  const auto [space, first] = std::from_chars(text.data(), end, progress.done_bytes);
+  if (first == std::errc() && space != end && *space == ' ') {
+    const auto [stop, second] = std::from_chars(space + 1, end, progress.total_bytes);
+    if (second == std::errc() && stop == end && progress.done_bytes <= progress.total_bytes) return progress;
+  }
+  malformed(sender, "progress '{}'", text);
 }
 
 }  // namespace dsv41::wire

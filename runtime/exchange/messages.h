@@ -29,7 +29,7 @@ static_assert(std::endian::native == std::endian::little,
               "headers and bf16 rows travel in little-endian order");
 
 inline constexpr std::uint32_t kMagic = 0x31343144;  // "D141"
-inline constexpr std::uint16_t kProtocol = 1;        // raised with every change of this file's layout
+inline constexpr std::uint16_t kProtocol = 2;        // raised with every change of this file's layout
 
 enum Tag : int {
   kRequestTag = 1,
@@ -44,6 +44,8 @@ enum class Kind : std::uint16_t {
   Failure = 4,    // expert rank -> host: code and text, the rank's last words
   Shutdown = 5,   // host -> expert rank: end with this code
   Farewell = 6,   // expert rank -> host: will send nothing more
+  Loading = 7,    // expert rank -> host: loads experts; text: bytes done and bytes there will be
+  Ready = 8,      // expert rank -> host: has loaded, serves
 };
 
 /// First 48 bytes of requests and replies; a reply repeats what it answers.
@@ -74,7 +76,7 @@ struct ControlHeader {
   std::uint16_t protocol = kProtocol;
   Kind kind = Kind::KeepAlive;
   std::uint32_t code = 0;        // ExitCode of Failure and Shutdown
-  std::uint32_t text_bytes = 0;  // of Failure
+  std::uint32_t text_bytes = 0;  // of Failure and Loading
 };
 static_assert(sizeof(ControlHeader) == 16);
 inline constexpr std::size_t kMaxControlText = 4080;
@@ -154,5 +156,10 @@ struct Control {
 std::span<const std::byte> write_control(std::span<std::byte> buffer, Kind kind, ExitCode code = ExitCode::Ok,
                                          std::string_view text = {});
 Control read_control(std::span<const std::byte> message, std::string_view sender);
+
+/// The text of Loading.
+std::string write_progress(const LoadProgress& progress);
+/// Throws PeerError when the text is not one that write_progress makes.
+LoadProgress read_progress(std::string_view text, std::string_view sender);
 
 }  // namespace dsv41::wire

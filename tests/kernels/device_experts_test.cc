@@ -139,6 +139,32 @@ TEST(DeviceExperts, NamesWhatFails) {
   } catch (const DeviceError& error) {
     EXPECT_EQ(error.fault(), DeviceFault::Failed);
   }
+  // The error stays, whatever is tried next; and destruction is no trouble.
+  EXPECT_THROW(experts.ready(), DeviceError);
+  EXPECT_THROW(experts.begin(call.x(), call.tasks(), 10.0f), DeviceError);
+}
+
+TEST(DeviceExperts, SaysThatItIsAliveAfterEveryExpertThatIsFetched) {
+  const ExpertsCase call = example(10, {1, 1, 1, 0});
+  DeviceExperts experts(emulated_device(), call.options(),
+                        [&](ExpertKey key) { return call.experts[key.expert].matrices(); });
+  std::vector<BFloat16> out(call.route_count * call.dim);
+  int alive = 0;
+  experts.begin(call.x(), call.tasks(), 10.0f, [&] { ++alive; });
+  experts.finish(out);
+  EXPECT_EQ(alive, 3);
+  experts.begin(call.x(), call.tasks(), 10.0f, [&] { ++alive; });
+  experts.finish(out);
+  EXPECT_EQ(alive, 3) << "nothing is fetched twice";
+}
+
+TEST(DeviceExperts, ADeviceThatHangsCanBeAbandoned) {
+  const ExpertsCase call = example(11, {1});
+  const auto source = [&](ExpertKey key) { return call.experts[key.expert].matrices(); };
+  DeviceExperts experts(emulated_device({.hang_launch = 1}), call.options(), source);
+  experts.begin(call.x(), call.tasks(), 10.0f);
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(experts.ready());
+  experts.abandon();  // or the test would never end
 }
 
 TEST(DeviceExperts, ThePlanIsWhatIsAllocated) {

@@ -67,6 +67,18 @@ INSTANTIATE_TEST_SUITE_P(
             "read through the page cache"},
         Difference{"TheSameMemoryOnThreeMachines", [](auto& reports) { ask_for_memory(reports); },
                    ExitCode::Ok, ""},
+        Difference{"CudaAwareWithoutAGpu",
+                   [](auto& reports) {
+                     for (StartReport& report : reports) report.needs_device = true;
+                   },
+                   ExitCode::Resources,
+                   "--transport cuda-aware: no rank computes on a GPU (see --devices); use --transport auto"},
+        Difference{"CudaAwareWithAGpu",
+                   [](auto& reports) {
+                     for (StartReport& report : reports) report.needs_device = true;
+                     reports[2].has_device = true;
+                   },
+                   ExitCode::Ok, ""},
         Difference{"OneGpuTwice",
                    [](auto& reports) {
                      for (auto& report : reports) report.host = "node";

@@ -15,6 +15,7 @@ namespace dsv41 {
 namespace {
 
 using ::testing::HasSubstr;
+using Kind = DeviceEntry::Kind;
 
 cuda::Discovery machine(int devices, int major = 9) {
   cuda::Discovery found;
@@ -30,14 +31,26 @@ cuda::Discovery machine(int devices, int major = 9) {
 }
 
 TEST(ChooseDevice, ByPlaceListAndFlag) {
-  EXPECT_EQ(choose_device(machine(4), {2, 4}, {}).index, 2);
-  EXPECT_EQ(choose_device(machine(4), {1, 2}, {false, {3, 1}, false}).index, 1);
-  EXPECT_EQ(choose_device(machine(1), {3, 4}, {}).index, 0) << "a launcher shows each rank its own device";
-  EXPECT_EQ(choose_device(machine(2), {2, 3}, {false, {}, true}).index, 0);
-  EXPECT_THROW(choose_device(machine(2), {2, 3}, {}), UsageError);
-  EXPECT_THROW(choose_device(machine(2), {0, 1}, {false, {2}, false}), UsageError);
-  EXPECT_THROW(choose_device(machine(0), {0, 1}, {}), ResourceError);
-  EXPECT_THROW(choose_device(machine(1, 6), {0, 1}, {}), ResourceError);
+  const auto chosen = [](const cuda::Discovery& found, LocalPlace place, const char* devices,
+                         bool share = false) {
+    const DeviceChoice choice = choose_device(found, place, parse_gpu_request(devices, share));
+    EXPECT_EQ(choice.kind, Kind::Gpu);
+    return choice.gpu.index;
+  };
+  EXPECT_EQ(chosen(machine(4), {2, 4}, "auto"), 2);
+  EXPECT_EQ(chosen(machine(4), {1, 2}, "3,1"), 1);
+  EXPECT_EQ(chosen(machine(1), {3, 4}, "auto"), 0) << "a launcher shows each rank its own device";
+  EXPECT_EQ(chosen(machine(2), {2, 3}, "auto", true), 0);
+  EXPECT_EQ(chosen(machine(2), {2, 3}, "1,cpu,0"), 0);
+  const auto refused = [](const cuda::Discovery& found, LocalPlace place, const char* devices) {
+    choose_device(found, place, parse_gpu_request(devices, false));
+  };
+  EXPECT_THROW(refused(machine(2), {2, 3}, "auto"), UsageError);
+  EXPECT_THROW(refused(machine(2), {0, 3}, "auto"), UsageError) << "all ranks of the machine refuse";
+  EXPECT_THROW(refused(machine(4), {0, 3}, "0,cpu"), UsageError);
+  EXPECT_THROW(refused(machine(2), {0, 1}, "2"), UsageError);
+  EXPECT_THROW(refused(machine(0), {0, 1}, "0"), ResourceError);
+  EXPECT_THROW(refused(machine(1, 6), {0, 1}, "auto"), ResourceError);
   try {
     choose_device(machine(2), {2, 3}, {});
   } catch (const UsageError& error) {
@@ -45,23 +58,57 @@ TEST(ChooseDevice, ByPlaceListAndFlag) {
   }
 }
 
+TEST(ChooseDevice, TheCpuWhereItIsNamedOrThereIsNoGpu) {
+  const DeviceChoice none = choose_device(machine(0), {0, 2}, {});
+  EXPECT_EQ(none.kind, Kind::Cpu);
+  EXPECT_EQ(none.why_cpu, "no usable GPU: none");
+  for (const std::uint32_t place : {0u, 5u}) {
+    const DeviceChoice asked = choose_device(machine(2), {place, 6}, parse_gpu_request("none", false));
+    EXPECT_EQ(asked.kind, Kind::Cpu);
+    EXPECT_EQ(asked.why_cpu, "");
+  }
+  EXPECT_EQ(choose_device(machine(2), {1, 2}, parse_gpu_request("0,cpu", false)).kind, Kind::Cpu);
+  EXPECT_EQ(choose_device(machine(0), {1, 2}, parse_gpu_request("cpu,emulated", false)).kind, Kind::Emulated);
+}
+
+TEST(ChooseDevice, CountsWhoSharesADevice) {
+  const auto sharers = [](int devices, LocalPlace place, const char* list, bool share) {
+    return choose_device(machine(devices), place, parse_gpu_request(list, share)).sharers;
+  };
+  EXPECT_EQ(sharers(2, {0, 3}, "auto", true), 2u);
+  EXPECT_EQ(sharers(2, {1, 3}, "auto", true), 1u);
+  EXPECT_EQ(sharers(1, {1, 3}, "auto", true), 3u);
+  EXPECT_EQ(sharers(1, {1, 3}, "auto", false), 1u) << "each rank sees one device, and it is another one";
+  EXPECT_EQ(sharers(2, {0, 4}, "0,cpu,0,1", false), 2u) << "the agreement refuses it";
+}
+
 TEST(ChooseDevice, ListsOfDevices) {
-  EXPECT_TRUE(parse_gpu_request("auto", false).devices.empty());
-  EXPECT_TRUE(parse_gpu_request("emulated", false).emulated);
-  EXPECT_EQ(parse_gpu_request("3", false).devices, std::vector<int>{3});
-  EXPECT_EQ(parse_gpu_request("0,2,1", true).devices, (std::vector<int>{0, 2, 1}));
+  EXPECT_TRUE(parse_gpu_request("auto", false).entries.empty());
+  const auto entries = parse_gpu_request("0,cpu,12,emulated:memory=4096:fail=3:hang=4", true).entries;
+  ASSERT_EQ(entries.size(), 4u);
+  EXPECT_EQ(entries[0].kind, Kind::Gpu);
+  EXPECT_EQ(entries[1].kind, Kind::Cpu);
+  EXPECT_EQ(entries[2].index, 12);
+  EXPECT_EQ(entries[3].kind, Kind::Emulated);
+  EXPECT_EQ(entries[3].emulated.memory_bytes, 4096u);
+  EXPECT_EQ(entries[3].emulated.fail_launch, 3u);
+  EXPECT_EQ(entries[3].emulated.hang_launch, 4u);
   EXPECT_TRUE(parse_gpu_request("0", true).share);
-  for (const char* text : {"", ",", "1,", "x", "-1", "1 2", "99999999999"})
+  for (const char* text :
+       {"", ",", "1,", "x", "-1", "1 2", "99999999999", "emulated:", "emulated:fail=x", "emulated:fail=0",
+        "emulated:speed=1", "emulated:memory=1:", "emulatedx", "0,auto"})
     EXPECT_THROW(parse_gpu_request(text, false), UsageError) << text;
 }
 
 TEST(ChooseDevice, OpensWhatItChooses) {
   const auto communicators = testing::memory_communicators(2);
+  EXPECT_EQ(open_rank_device(*communicators[1], parse_gpu_request("none", false)).device, nullptr);
   const RankDevice emulated = open_rank_device(*communicators[1], parse_gpu_request("emulated", false));
   EXPECT_EQ(emulated.device->description().name, "emulated device");
   EXPECT_TRUE(emulated.gpu.empty()) << "many ranks may emulate";
   if (cuda::discover_devices().devices.empty()) {
-    EXPECT_THROW(open_rank_device(*communicators[1], parse_gpu_request("auto", false)), ResourceError);
+    EXPECT_THROW(open_rank_device(*communicators[1], parse_gpu_request("0", false)), ResourceError);
+    EXPECT_NE(open_rank_device(*communicators[1], parse_gpu_request("auto", false)).why_cpu, "");
   }
 }
 
@@ -71,22 +118,7 @@ TEST(LocalPlace, CountsTheExpertRanksOfAMachine) {
   const LocalPlace place = local_place(*communicators[2]);
   EXPECT_EQ(place.index, 0u);
   EXPECT_EQ(place.count, 1u);
-}
-
-TEST(LocalPlace, ReadsTheLaunchersVariables) {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID"}) unsetenv(name);
-  EXPECT_FALSE(local_place_of_environment().has_value());
-  setenv("SLURM_LOCALID", "3", 1);
-  setenv("SLURM_NTASKS_PER_NODE", "5(x2)", 1);
-  EXPECT_EQ(local_place_of_environment()->index, 3u);
-  EXPECT_EQ(local_place_of_environment()->count, 5u);
-  setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
-  EXPECT_EQ(local_place_of_environment()->index, 1u) << "the launcher that is nearer";
-  unsetenv("SLURM_LOCALID");
-  unsetenv("SLURM_NTASKS_PER_NODE");
-  setenv("OMPI_COMM_WORLD_LOCAL_RANK", "x", 1);
-  EXPECT_FALSE(local_place_of_environment().has_value());
-  unsetenv("OMPI_COMM_WORLD_LOCAL_RANK");
+  EXPECT_EQ(local_place(*testing::memory_communicators(1)[0]).count, 1u) << "alone, the host rank computes";
 }
 
 TEST(ChooseTransport, NeedsTheLibraryAndTheTest) {

@@ -56,7 +56,14 @@ TEST(GpuEngine, EqualsTheCpuEngine) {
   for (const std::uint32_t slots : {2u, 1000u}) {
     GpuEngineOptions options;
     if (slots < 1000) options.device_bytes = device_bytes_for(config, limits, slots);
-    const auto engine = gpu_engine(cuda::emulated_device(), source, placement, 0, limits, options);
+    const auto engine = gpu_engine(cuda::emulated_device(), source, &placement, 0, limits, options);
+    LoadProgress last;
+    engine->load([&](const LoadProgress& progress) {
+      EXPECT_GT(progress.done_bytes, last.done_bytes);
+      last = progress;
+    });
+    EXPECT_EQ(last.done_bytes, last.total_bytes);
+    EXPECT_GT(last.total_bytes, 0u);
     RankTiming timing;
     for (std::uint32_t block = 0; block < config.n_blocks(); ++block)
       for (const std::uint32_t rows : {1u, 6u}) {
@@ -86,7 +93,7 @@ TEST(GpuEngine, MixedCpuAndGpuRanksAnswerAsOne) {
                               ? cpu_engine(own, compute, limits)
                               : gpu_engine(cuda::emulated_device({.order = cuda::emulation::Order::Shuffled,
                                                                   .tensor_copies = rank == 1}),
-                                           own, placement, static_cast<std::uint32_t>(rank - 1), limits, {});
+                                           own, &placement, static_cast<std::uint32_t>(rank - 1), limits, {});
       EXPECT_EQ(
           run_expert_rank(*communicators[static_cast<std::size_t>(rank)], placement, *engine, limits, {}),
           ExitCode::Ok);
@@ -105,18 +112,22 @@ TEST(GpuEngine, MixedCpuAndGpuRanksAnswerAsOne) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-TEST(GpuEngine, ADeviceThatDiesEndsTheJobWithRankAndCause) {
+/// A job of a host rank and one GPU rank whose second call does not succeed; what the host is told.
+std::string told_of(const cuda::EmulatedOptions& device, const GpuEngineOptions& options) {
   const ModelConfig config = small_config(4, 2, 32, 32);
   RandomExperts source(config);
   const ExpertLimits limits = ExpertLimits::of(config, 2);
   const Placement placement = Placement::make("cyclic", config, 1);
   const auto communicators = testing::memory_communicators(2);
   std::thread rank([&] {
-    const auto engine =
-        gpu_engine(cuda::emulated_device({.fail_launch = 2}), source, placement, 0, limits, {});
+    const auto engine = gpu_engine(cuda::emulated_device(device), source, &placement, 0, limits, options);
     EXPECT_EQ(run_expert_rank(*communicators[1], placement, *engine, limits, {}), ExitCode::Resources);
   });
+  std::string told;
   const auto experts = remote_experts(*communicators[0], placement, source.geometry(), limits);
+  LoadProgress loaded;
+  experts->await_ready([&](const LoadProgress& progress) { loaded = progress; });
+  EXPECT_EQ(loaded.done_bytes, loaded.total_bytes);
   const RandomCall call(config, 0, 1, 1);
   std::vector<BFloat16> outputs(call.routes.size() * call.dim);
   experts->begin(call.view());
@@ -124,13 +135,68 @@ TEST(GpuEngine, ADeviceThatDiesEndsTheJobWithRankAndCause) {
   experts->begin(call.view());
   try {
     experts->finish(outputs);
-    FAIL() << "the second launch fails";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("rank 1"), HasSubstr("memory1"), HasSubstr("the launch was told to fail")));
+    told = error.what();
     experts->close(error.code());
   }
   rank.join();
+  return told;
+}
+
+TEST(GpuEngine, ADeviceThatDiesEndsTheJobWithRankAndCause) {
+  EXPECT_THAT(
+      told_of({.fail_launch = 2}, {}),
+      AllOf(HasSubstr("rank 1 (memory1)"), HasSubstr("the launch was told to fail"), HasSubstr("block 0")));
+}
+
+TEST(GpuEngine, ADeviceThatHangsEndsTheJobWithRankAndCause) {
+  GpuEngineOptions options;
+  options.hang_after = std::chrono::milliseconds(100);
+  EXPECT_THAT(
+      told_of({.hang_launch = 2}, options),
+      AllOf(HasSubstr("rank 1 (memory1)"), HasSubstr("GPU 0 (emulated device) hangs"), HasSubstr("0.1 s")));
+}
+
+TEST(GpuEngine, ADeviceWithoutTheMemoryItReportedEndsTheJobWhileLoading) {
+  const ModelConfig config = small_config(4, 2, 32, 32);
+  RandomExperts source(config);
+  const ExpertLimits limits = ExpertLimits::of(config, 2);
+  const Placement placement = Placement::make("cyclic", config, 1);
+  const auto communicators = testing::memory_communicators(2);
+  std::thread rank([&] {
+    auto device = cuda::emulated_device();
+    cuda::Device& other_user = *device;
+    const auto engine = gpu_engine(std::move(device), source, &placement, 0, limits, {});
+    other_user.allocate(other_user.free_bytes());  // after the plan was made; freed with the device
+    EXPECT_EQ(run_expert_rank(*communicators[1], placement, *engine, limits, {}), ExitCode::Resources);
+  });
+  const auto experts = remote_experts(*communicators[0], placement, source.geometry(), limits);
+  experts->set_phase("load");
+  try {
+    experts->await_ready({});
+    ADD_FAILURE() << "the memory is gone";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::Resources);
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("rank 1 (memory1)"), HasSubstr("bytes asked for"), HasSubstr("load")));
+    experts->close(error.code());
+  }
+  rank.join();
+}
+
+TEST(GpuEngine, RanksThatShareADeviceShareItsMemory) {
+  const ModelConfig config = small_config(8, 2, 64, 32);
+  RandomExperts source(config);
+  const ExpertLimits limits = ExpertLimits::of(config, 2);
+  const std::uint64_t all = device_bytes_for(config, limits, 28);
+  GpuMemoryPlan alone, shared;
+  GpuEngineOptions options;
+  gpu_engine(cuda::emulated_device({.memory_bytes = 2 * all}), source, nullptr, 0, limits, options, &alone);
+  options.sharers = 2;
+  gpu_engine(cuda::emulated_device({.memory_bytes = 2 * all}), source, nullptr, 0, limits, options, &shared);
+  EXPECT_EQ(alone.resident_experts, 28u);
+  EXPECT_LE(shared.device_bytes, all);
+  EXPECT_LT(shared.resident_experts, alone.resident_experts);
 }
 
 TEST(GpuMemoryPlan, SaysWhatFitsWithNumbers) {
@@ -163,8 +229,8 @@ TEST(GpuMemoryPlan, RefusesWithNumbers) {
     plan_gpu_memory(geometry, limits, 10, 4096, {});
     FAIL();
   } catch (const ResourceError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("0.00 GiB of GPU memory are not enough"), HasSubstr("--expert-memory")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("0.00 MiB of GPU memory are not enough"),
+                                    HasSubstr("4 rows per step"), HasSubstr("--chunk")));
   }
   GpuEngineOptions greedy;
   greedy.device_bytes = std::uint64_t{16} << 30;

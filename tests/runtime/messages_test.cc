@@ -257,9 +257,17 @@ TEST(Messages, DamagedControlIsRefused) {
   refused(edit([](ControlHeader& header) { header.magic ^= 1; }));
   refused(edit([](ControlHeader& header) { header.protocol = 0; }));
   refused(edit([](ControlHeader& header) { header.kind = Kind::Reply; }));
-  refused(edit([](ControlHeader& header) { header.kind = static_cast<Kind>(7); }));
+  refused(edit([](ControlHeader& header) { header.kind = static_cast<Kind>(9); }));
   refused(edit([](ControlHeader& header) { header.code = 6; }));
   refused(edit([](ControlHeader& header) { header.text_bytes = ~0u; }));
+}
+
+TEST(Messages, ProgressIsReadAsWritten) {
+  const LoadProgress progress = read_progress(write_progress({5, std::uint64_t{1} << 40}), "rank 1");
+  EXPECT_EQ(progress.done_bytes, 5u);
+  EXPECT_EQ(progress.total_bytes, std::uint64_t{1} << 40);
+  for (const char* text : {"", "1", "1 ", " 1", "1  2", "2 1", "1 2 ", "-1 2", "1 99999999999999999999"})
+    EXPECT_THROW(read_progress(text, "rank 1"), PeerError) << text;
 }
 
 TEST(Messages, RandomBytesNeverPass) {

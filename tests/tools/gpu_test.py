@@ -1,0 +1,107 @@
+"""Ranks with a GPU, as users run them: the kernels' own code on emulated devices, mixed with CPU ranks in one job, gives the
+same bytes; what each rank computes on is said; what cannot be had is refused with one line; devices that fail or hang end the job."""
+
+import pathlib
+import shutil
+import tempfile
+import unittest
+
+from program import CHECKPOINTS, run
+
+MINI = CHECKPOINTS / "mini"
+IDS = "0,5,9,33,7,12"
+
+
+class Jobs(unittest.TestCase):
+    def setUp(self):
+        self.directory = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.directory)
+
+    def job(self, *arguments, **options):
+        return run(["--model", MINI, "--prompt-ids", IDS, "-n", "2", "--ignore-eos", *arguments], **options)
+
+    def dump(self, *arguments, **options):
+        path = self.directory / "logits.h5"
+        result = self.job("--dump-logits", path, *arguments, **options)
+        self.assertEqual(result.code, 0, result.err)
+        content = path.read_bytes()
+        path.unlink()
+        return content, result
+
+    def test_mixed_ranks_give_the_same_bytes(self):
+        expected, _ = self.dump("--devices", "none")
+        for devices, ranks in (("emulated,cpu", 3), ("cpu,emulated,emulated", 4)):
+            with self.subTest(devices=devices):
+                content, result = self.dump("--devices", devices, ranks=ranks)
+                self.assertEqual(content, expected)
+                self.assertIn("GPU 0 (emulated device)", result.err)
+        # In one process, and chunk by chunk.
+        self.assertEqual(self.dump("--devices", "emulated", "--chunk", "3")[0], expected)
+
+    def test_little_memory_gives_the_same_bytes(self):
+        expected, _ = self.dump("--devices", "none", "--chunk", "4")
+        content, result = self.dump("--devices", "emulated,cpu", "--chunk", "4", "--expert-memory", "600K", ranks=3)
+        self.assertEqual(content, expected)
+        plan = self.job("--devices", "emulated,cpu", "--chunk", "4", "--expert-memory", "600K", "--dry-run", ranks=3)
+        self.assertRegex(plan.err, r"rank 1 on .*: (\d|[123]\d) of 46 experts \(.* MiB of .* MiB\) stay on the GPU, "
+                                   r"0 in pinned host memory, the others are read on demand")
+
+    def test_the_start_line_says_what_computes_and_how_messages_go(self):
+        result = self.job("--devices", "emulated,cpu", "--dry-run", ranks=3)
+        self.assertEqual(result.code, 0, result.err)
+        line = next(line for line in result.err.splitlines() if line.startswith("dsv41-mpi 0"))
+        self.assertRegex(line, r"rank 1 staged \(.+\); rank 2 staged \(no GPU on this rank\)")
+        self.assertRegex(line, r"experts on rank 1 GPU 0 \(emulated device\); rank 2 \w+, \d+ thread")
+        self.assertRegex(result.err, r"rank 1 on .*GPU 0 \(emulated device\): 46 of 46 experts .* stay on the GPU")
+        self.assertIn("staged (as asked)", self.job("--transport", "staged", "--dry-run", ranks=2).err)
+
+    def refused(self, code, *words, arguments, ranks):
+        for more in ([], ["--dry-run"]):
+            with self.subTest(arguments=arguments, more=more):
+                result = self.job(*arguments, *more, ranks=ranks)
+                self.assertEqual(result.code, code, result.err)
+                self.assertEqual(result.out, "")
+                self.assertEqual(len(result.messages()), 1, result.err)
+                for word in words:
+                    self.assertIn(word, result.messages()[0])
+                self.assertLess(result.seconds, 15)
+
+    def test_what_cannot_be_had_is_refused_before_loading(self):
+        self.refused(4, "rank 1 (", "GPU 99", arguments=["--devices", "99"], ranks=2) if self.without_gpu() else None
+        self.refused(2, "rank 1 (", "3 expert ranks on this machine and 2 entries of --devices", "--share-gpu",
+                     arguments=["--devices", "emulated,cpu"], ranks=4)
+        self.refused(4, "rank 1 (", "0.01 MiB of GPU memory are not enough", "520 rows per step",
+                     arguments=["--devices", "emulated:memory=10000"], ranks=2)
+        self.refused(4, "rank 1 (", "--expert-memory asks for 2.00 GiB of GPU memory, 1.00 GiB are free",
+                     arguments=["--devices", "emulated", "--expert-memory", "2G"], ranks=2)
+        self.refused(4, "--transport cuda-aware", "no rank computes on a GPU",
+                     arguments=["--devices", "none", "--transport", "cuda-aware"], ranks=2)
+        self.refused(4, "rank 1 (", "--transport cuda-aware", "use --transport staged",
+                     arguments=["--devices", "emulated", "--transport", "cuda-aware"], ranks=2)
+        self.refused(2, "--devices takes", arguments=["--devices", "0,x"], ranks=2)
+        self.refused(2, "--transport fast", arguments=["--transport", "fast"], ranks=2)
+
+    def without_gpu(self):
+        return "no GPU:" in self.job("--dry-run").err
+
+    def test_a_device_that_dies_or_hangs_ends_the_job(self):
+        for device, cause, options in (("emulated:fail=20", "the launch was told to fail", []),
+                                       ("emulated:hang=20", "GPU 0 (emulated device) hangs", ["--rank-timeout", "3"])):
+            with self.subTest(device=device):
+                result = self.job("--devices", f"cpu,{device}", *options, ranks=3)
+                self.assertEqual(result.code, 4, result.err)
+                self.assertEqual(len(result.messages()), 1, result.err)
+                self.assertRegex(result.messages()[0], r"rank 2 \(.+\): ")
+                self.assertIn(cause, result.messages()[0])
+                self.assertRegex(result.messages()[0], r"block \d+, step \d+\)$")
+                self.assertLess(result.seconds, 30)
+
+    def test_the_transport_self_test_is_a_program_of_its_own(self):
+        self.assertEqual(run(["--transport-self-test", "emulated"]).code, 0)
+        failed = run(["--transport-self-test", "99"])
+        self.assertEqual(failed.code, 4)
+        self.assertEqual(len(failed.err.splitlines()), 1, failed.err)
+
+
+if __name__ == "__main__":
+    unittest.main()
