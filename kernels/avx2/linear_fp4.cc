@@ -333,11 +333,16 @@ void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat1
   }
   static thread_local Digits digits;
   static thread_local std::vector<float> sums;
+  if (x.rows <= kSingly) {
+    for (std::size_t m = 0; m < x.rows; ++m) {
+      const QuantizedRows row{x.codes + m * w.k, x.scales + m * blocks, 1, w.k};
+      digits.set(row);
+      one_row(row, digits, w, range, sums, out + m * w.n);
+    }
+    return;
+  }
   digits.set({x.codes, x.scales, x.rows, w.k});
-  if (x.rows == 1)
-    one_row(x, digits, w, range, sums, out);
-  else
-    many_rows(x, digits, w, range, sums, out);
+  many_rows(x, digits, w, range, sums, out);
 }
 
 }  // namespace dsv41::avx2

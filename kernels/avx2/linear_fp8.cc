@@ -469,11 +469,16 @@ void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat1
     return;
   }
   static thread_local Limbs limbs;
+  if (x.rows <= kSingly) {
+    for (std::size_t m = 0; m < x.rows; ++m) {
+      const QuantizedRows row{x.codes + m * w.k, x.scales + m * (w.k / kBlock), 1, w.k};
+      limbs.set(row);
+      one_row(row, limbs, w, range, out + m * w.n);
+    }
+    return;
+  }
   limbs.set({x.codes, x.scales, x.rows, w.k});
-  if (x.rows == 1)
-    one_row(x, limbs, w, range, out);
-  else
-    many_rows(x, limbs, w, range, out);
+  many_rows(x, limbs, w, range, out);
 }
 
 }  // namespace dsv41::avx2

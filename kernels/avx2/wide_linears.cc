@@ -94,6 +94,7 @@ inline bool dots(const double* x, const Weight* const (&w)[Features], std::size_
 constexpr std::size_t kFeatures = 4, kRows = 3;  // 12 sums and 5 operands: what the registers hold
 constexpr std::size_t kDepth = 512;    // part of K: four decoded weight rows stay in the first-level cache
 constexpr std::size_t kRowBlock = 24;  // rows that a decoded weight serves; their part of K and …
+constexpr std::size_t kTileRows = 5;   // fewer go one by one: decoding into memory would not pay
 constexpr std::size_t kTile = kBlock;  // … the sums with that many features stay in the second-level cache
 
 /// Adds `Rows` activation rows (stride apart) times four decoded weight rows [kFeatures][kDepth], fp64 both,
@@ -162,18 +163,19 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
     const std::size_t count = std::min(kRowBlock, rows - first);
     for (std::size_t m = 0; m < count; ++m)
       widen_row(x + (first + m) * x_stride, k, padded, wide.data() + m * padded);
-    std::size_t n = range.begin;
-    if (count == 1) {
-      for (; n < range.end; n += 2) {
+    if (count < kTileRows) {
+      for (std::size_t n = range.begin; n < range.end; n += 2) {
         const std::size_t second = std::min(n + 1, range.end - 1);
         const BFloat16* const features[2] = {w.values + n * k, w.values + second * k};
-        dots(wide.data(), features, k, sums);
-        emit(first, n, sums[0]);
-        if (second != n) emit(first, second, sums[1]);
+        for (std::size_t m = 0; m < count; ++m) {
+          dots(wide.data() + m * padded, features, k, sums);
+          emit(first + m, n, sums[0]);
+          if (second != n) emit(first + m, second, sums[1]);
+        }
       }
       continue;
     }
-    for (; n < range.end; n += kTile) {
+    for (std::size_t n = range.begin; n < range.end; n += kTile) {
       const std::size_t features = std::min(kTile, range.end - n);
       const auto decode = [&](std::size_t f, std::size_t from, std::size_t length, double* to) {
         widen_row(w.values + (n + f) * k + from, length, ceil_div(length, kWidth) * kWidth, to);
@@ -215,7 +217,7 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
                             Range range, BFloat16* out, std::size_t out_stride) {
   const std::size_t k = w.k, blocks = k / kBlock;
   std::vector<double>& wide = wide_activations();
-  if (wide.size() < (kRowBlock + 1) * k) wide.resize((kRowBlock + 1) * k);
+  if (wide.size() < (kRowBlock + kTileRows) * k) wide.resize((kRowBlock + kTileRows) * k);
   double* const scaled = wide.data() + kRowBlock * k;
   double sums[kRowBlock * kTile];
   for (std::size_t first = 0; first < rows; first += kRowBlock) {
@@ -238,18 +240,21 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
       const auto factor = [&](std::size_t k_index) {
         return _mm256_set1_pd(static_cast<double>(decode_e8m0(scales[k_index / kBlock])) * kActivationFactor);
       };
-      if (count == 1) {
-        for (std::size_t i = 0; i < k; i += 4)
-          _mm256_storeu_pd(scaled + i, _mm256_mul_pd(_mm256_loadu_pd(wide.data() + i), factor(i)));
+      if (count < kTileRows) {
+        for (std::size_t m = 0; m < count; ++m)
+          for (std::size_t i = 0; i < k; i += 4)
+            _mm256_storeu_pd(scaled + m * k + i,
+                             _mm256_mul_pd(_mm256_loadu_pd(wide.data() + m * k + i), factor(i)));
         for (std::size_t n = begin; n < end; n += 2) {
           const std::size_t second = std::min(n + 1, end - 1);
           const std::uint8_t* const features[2] = {w.codes + n * k, w.codes + second * k};
-          if (dots(scaled, features, k, sums)) {
-            put(0, n, sums[0]);
-            put(0, second, sums[second - n]);
-          } else {
-            plainly(n, second + 1);
+          bool numbers = true;
+          for (std::size_t m = 0; m < count && numbers; ++m) {
+            numbers = dots(scaled + m * k, features, k, sums);
+            put(m, n, sums[0]);
+            put(m, second, sums[second - n]);
           }
+          if (!numbers) plainly(n, second + 1);
         }
         continue;
       }
