@@ -53,6 +53,18 @@ class Speculation(unittest.TestCase):
             self.assertEqual(got, expected, (ranks, batch, chunk))
             self.assertGreater(self.drafted(), 0)
 
+    def test_drafts_do_not_depend_on_the_ranks(self):
+        """The draft stages' experts live on the expert ranks, too: what they propose is the same everywhere."""
+        counts = []
+        for ranks in (0, 3, 5):
+            result = run(["--model", CHECKPOINTS / "mini", "--prompt-ids", "0,54,262,344,489", "-n", "40", "--ignore-eos",
+                          "--temperature", "0.8", "--speculate", "5", "--json"], ranks=ranks)
+            self.assertEqual(result.code, 0, result.err)
+            speculation = json.loads(result.out)["speculation"]
+            counts.append((speculation["drafted"], speculation["accepted"], speculation["by_place"]))
+        self.assertGreater(counts[0][0], 0)
+        self.assertEqual(counts[1:], counts[:1] * 2)
+
     def test_statistics(self):
         arguments = ["--prompt", "The capital of France is", "-n", "12", "--ignore-eos", "--json"]
         on, off = (json.loads(run([*arguments, "--speculate", mode]).out) for mode in ("5", "off"))
