@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is needed, builds everything, runs the tests and fuzzes each parser for a moment. Arguments go to ctest
 # (for example -R forward), and then nothing is fuzzed.
-#   DSV41_SANITIZE=asan     the tests with the address and undefined-behaviour sanitizers (about an hour on 2 cores),
+#   DSV41_SANITIZE=asan     the tests with the address and undefined-behaviour sanitizers,
 #                           but for those that watch the clock;
 #   DSV41_SANITIZE=tsan     what uses threads within one process with the thread sanitizer
 #   DSV41_FUZZ_SECONDS=N    for each parser (10); 0: none
