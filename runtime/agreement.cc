@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "runtime/exchange/messages.h"
 
@@ -133,6 +134,33 @@ std::string memory_shortage(const std::vector<StartReport>& all) {
   return {};
 }
 
+/// The first GPU that several ranks have taken though not all of them may share it, in one line; empty: none.
+/// Only here it shows: a launcher may show every process one GPU, the same one or another.
+std::string gpu_conflict(const std::vector<StartReport>& all) {
+  for (const StartReport& report : all) {
+    if (report.gpu.empty()) continue;
+    std::vector<std::size_t> takers;
+    std::set<std::string> gpus;  // of this machine
+    std::size_t ranks = 0;       // that have taken them
+    bool shared = true;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const StartReport& other = all[rank];
+      if (other.host != report.host || other.gpu.empty()) continue;
+      ++ranks;
+      gpus.insert(other.gpu);
+      if (other.gpu != report.gpu) continue;
+      takers.push_back(rank);
+      shared = shared && other.share_gpu;
+    }
+    if (takers.size() < 2 || shared) continue;
+    return fmt::format(
+        "{} ranks on {} compute on {} GPU{}: ranks {} have taken the same one ({}); start fewer ranks there, "
+        "let them share it with --share-gpu, or name what each computes on with --devices",
+        ranks, report.host, gpus.size(), gpus.size() == 1 ? "" : "s", fmt::join(takers, ", "), report.gpu);
+  }
+  return {};
+}
+
 }  // namespace
 
 HeldExperts held_experts(ExpertSource& source, const Placement& placement, std::uint32_t owner) {
@@ -219,19 +247,7 @@ StartVerdict judge(std::vector<StartReport> reports) {
            "--transport cuda-aware: no rank computes on a GPU (see --devices); use --transport auto");
     return verdict;
   }
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto first =
-        std::find_if(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(rank), [&](const auto& other) {
-          return !other.gpu.empty() && other.gpu == all[rank].gpu && other.host == all[rank].host &&
-                 !(other.share_gpu && all[rank].share_gpu);
-        });
-    if (first == all.begin() + static_cast<std::ptrdiff_t>(rank)) continue;
-    refuse(ExitCode::Usage,
-           fmt::format("rank {} and {} have taken the same GPU ({}): start fewer ranks, give each its own "
-                       "with --devices, or allow it with --share-gpu",
-                       first - all.begin(), name(rank), all[rank].gpu));
-    break;
-  }
+  if (const std::string conflict = gpu_conflict(all); !conflict.empty()) refuse(ExitCode::Usage, conflict);
   return verdict;
 }
 

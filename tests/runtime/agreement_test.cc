@@ -85,9 +85,23 @@ INSTANTIATE_TEST_SUITE_P(
                      reports[1].gpu = reports[2].gpu = "0000:3b:00.0";
                    },
                    ExitCode::Usage,
-                   "rank 1 and rank 2 (node) have taken the same GPU (0000:3b:00.0): start fewer ranks, give "
-                   "each its "
-                   "own with --devices, or allow it with --share-gpu"},
+                   "2 ranks on node compute on 1 GPU: ranks 1, 2 have taken the same one (0000:3b:00.0); "
+                   "start fewer ranks there, let them share it with --share-gpu, or name what each computes "
+                   "on with --devices"},
+        Difference{"OneOfTwoGpusThreeTimes",
+                   [](auto& reports) {
+                     reports.resize(6, reports.back());
+                     for (auto& report : reports) report.host = "node";
+                     reports[4].host = "elsewhere";
+                     for (auto& report : reports) report.gpu = "0000:3b:00.0";
+                     reports[0].gpu = "";
+                     reports[2].gpu = "0000:5e:00.0";
+                     reports[5].share_gpu = true;  // the others do not
+                   },
+                   ExitCode::Usage,
+                   "4 ranks on node compute on 2 GPUs: ranks 1, 3, 5 have taken the same one (0000:3b:00.0); "
+                   "start fewer ranks there, let them share it with --share-gpu, or name what each computes "
+                   "on with --devices"},
         Difference{"OneGpuShared",
                    [](auto& reports) {
                      for (auto& report : reports) {
