@@ -18,15 +18,17 @@ constexpr std::size_t kBarWidth = 30;
 
 }  // namespace
 
-LoadLine::LoadLine(bool quiet)
-    : quiet_(quiet),
-      bar_(isatty(STDERR_FILENO) == 1 && !started_by_launcher()),
-      start_(Clock::now()),
+LoadLine::LoadLine(bool quiet, std::FILE* out, Clock::time_point (*now)())
+    : out_(out),
+      now_(now),
+      quiet_(quiet),
+      bar_(isatty(fileno(out)) == 1 && !started_by_launcher()),
+      start_(now()),
       last_(start_) {}
 
 void LoadLine::show(const LoadProgress& progress) {
   newest_ = progress;
-  const auto now = Clock::now();
+  const auto now = now_();
   if (quiet_ || progress.total_bytes == 0 || now - last_ < (bar_ ? kRedraw : kLineInterval)) return;
   last_ = now;
   shown_ = true;
@@ -36,21 +38,22 @@ void LoadLine::show(const LoadProgress& progress) {
 void LoadLine::end() {
   if (!shown_) return;
   print({newest_.total_bytes, newest_.total_bytes});
-  if (bar_) fmt::print(stderr, "\n");
+  if (bar_) fmt::print(out_, "\n");
+  std::fflush(out_);
 }
 
 void LoadLine::print(const LoadProgress& progress) const {
   const double done = static_cast<double>(progress.done_bytes),
                total = static_cast<double>(progress.total_bytes);
-  const double seconds = std::max(1e-9, std::chrono::duration<double>(Clock::now() - start_).count());
+  const double seconds = std::max(1e-9, std::chrono::duration<double>(now_() - start_).count());
   std::string bar;
   if (bar_) {
     const auto filled = static_cast<std::size_t>(static_cast<double>(kBarWidth) * done / total);
     bar = fmt::format(" [{:<{}}]", std::string(filled, '#'), kBarWidth);
   }
-  fmt::print(stderr, "{}dsv41-mpi: experts{} {:.2f} of {:.2f} GiB, {:.2f} GiB/s{}", bar_ ? "\r" : "", bar,
+  fmt::print(out_, "{}dsv41-mpi: experts{} {:.2f} of {:.2f} GiB, {:.2f} GiB/s{}", bar_ ? "\r" : "", bar,
              done / kGiB, total / kGiB, done / kGiB / seconds, bar_ ? "\x1b[K" : "\n");
-  std::fflush(stderr);
+  std::fflush(out_);
 }
 
 }  // namespace dsv41
