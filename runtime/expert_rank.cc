@@ -42,13 +42,10 @@ class ExpertRank {
         host_(fmt::format("rank 0 ({})", communicator.host_of(kHost))),
         backoff_(communicator.oversubscribed()),
         control_in_(wire::kControlBytes),
-        control_out_(wire::kControlBytes),
-        flights_{Flight(limits), Flight(limits)} {
+        control_out_(wire::kControlBytes) {
     wire::check_limits(limits);
     routes_.reserve(limits.max_routes);
     next_routes_.reserve(limits.max_routes);
-    for (Flight& flight : flights_)
-      flight.receive = communicator_.receive(flight.request.all(), kHost, wire::kRequestTag);
     listen();
     last_heard_ns_ = idle_since_ns_ = monotonic_ns();
   }
@@ -71,10 +68,7 @@ class ExpertRank {
 
  private:
   struct Flight {
-    Flight(const ExpertLimits& limits)
-        : request(wire::RequestLayout(limits.max_rows, limits.max_routes, limits.dim).bytes),
-          reply(wire::ReplyLayout(limits.max_routes, limits.dim).bytes) {}
-    wire::Buffer request, reply;
+    std::span<std::byte> request, reply;  // of messages_
     Request receive, send;
     bool sending = false;
     bool arrived = false;  // the request is there, `bytes` long
@@ -86,6 +80,12 @@ class ExpertRank {
     return flight.arrived;
   }
 
+  std::size_t largest_request() const {
+    return wire::RequestLayout(limits_.max_rows, limits_.max_routes, limits_.dim).bytes;
+  }
+  void receive_into(Flight& flight) {
+    flight.receive = communicator_.receive(flight.request, kHost, wire::kRequestTag);
+  }
   void listen() { control_receive_ = communicator_.receive(control_in_.all(), kHost, wire::kControlTag); }
 
   void load() {
@@ -97,6 +97,12 @@ class ExpertRank {
       if (shutdown_) throw Ended{};
       send_control(wire::Kind::Loading, ExitCode::Ok, wire::write_progress(progress));
     });
+    if (MessageMemory* const own = engine_.message_memory()) messages_ = own;
+    for (Flight& flight : flights_) {
+      flight.request = messages_->allocate(largest_request());
+      flight.reply = messages_->allocate(wire::ReplyLayout(limits_.max_routes, limits_.dim).bytes);
+      receive_into(flight);
+    }
     while (!send_control(wire::Kind::Ready)) {
       if (!poll()) backoff_.wait();
       if (shutdown_) throw Ended{};
@@ -128,8 +134,13 @@ class ExpertRank {
     timing.received_at_ns = last_heard_ns_ = monotonic_ns();
     timing.wait_ns = timing.received_at_ns - idle_since_ns_;
     flight.arrived = false;
-    const auto message = flight.request.first(flight.bytes);
-    wire::Header header = wire::read_request(message, rules_, ++calls_, host_, routes_);
+    const auto tell_host = [this] { keep_alive(); };
+    const std::span<const std::byte> message = flight.request.first(flight.bytes);
+    wire::ReplyHead head;
+    wire::Header& header = head.header;
+    header = wire::read_request(
+        messages_->read_ends(message, wire::kRequestHead, wire::request_tail(limits_), tell_host), rules_,
+        ++calls_, host_, routes_);
     while (
         flight.sending) {  // the reply before last still leaves: only when the host is slower than this rank
       if (!poll()) backoff_.wait();
@@ -150,10 +161,10 @@ class ExpertRank {
     const std::uint64_t computed_at = monotonic_ns();
     header.kind = wire::Kind::Reply;
     header.bytes = layout.bytes;
-    wire::store(flight.reply.data(), header);
-    wire::store(flight.reply.data() + layout.timing, timing);
+    head.timing = timing;
+    messages_->write_head(flight.reply, std::as_bytes(std::span(&head, 1)), tell_host);
     // The next receive stands before the reply lets the host send again.
-    flight.receive = communicator_.receive(flight.request.all(), kHost, wire::kRequestTag);
+    receive_into(flight);
     flight.send = communicator_.send(flight.reply.first(layout.bytes), kHost, wire::kReplyTag);
     flight.sending = true;
     idle_since_ns_ = last_heard_ns_ =
@@ -169,7 +180,9 @@ class ExpertRank {
     next_announced_ = true;
     wire::Header header;
     try {
-      header = wire::read_request(next.request.first(next.bytes), rules_, calls_ + 1, host_, next_routes_);
+      header = wire::read_request(messages_->read_ends(next.request.first(next.bytes), wire::kRequestHead,
+                                                       wire::request_tail(limits_), {}),
+                                  rules_, calls_ + 1, host_, next_routes_);
     } catch (const PeerError&) {
       return;  // reported when it is its turn
     }
@@ -179,6 +192,10 @@ class ExpertRank {
   /// Called out of a long computation.
   void alive() {
     announce_next();
+    keep_alive();
+  }
+
+  void keep_alive() {
     const std::uint64_t now = monotonic_ns();
     if (now - last_alive_ns_ < keep_alive_ns_) return;
     last_alive_ns_ = now;
@@ -228,11 +245,24 @@ class ExpertRank {
     return true;
   }
 
+  /// Lets what still arrives go to host memory: the engine's may be gone with its device.
+  void leave_memory_of_engine() {
+    if (messages_ == &host_messages_) return;
+    messages_ = &host_messages_;
+    for (Flight& flight : flights_) {
+      if (flight.receive.empty()) continue;
+      communicator_.cancel(flight.receive);
+      flight.request = messages_->allocate(largest_request());
+      receive_into(flight);
+    }
+  }
+
   /// Tells the host why this rank cannot go on and waits for the end of the job.
   void report(ExitCode code, const std::string& text) {
     if (shutdown_) return;
     const std::uint64_t deadline = monotonic_ns() + timeout_ns_;
     try {
+      leave_memory_of_engine();
       for (bool told = false; !shutdown_;) {
         told = told || send_control(wire::Kind::Failure, code, text);
         if (poll()) continue;
@@ -286,6 +316,8 @@ class ExpertRank {
   wire::Buffer control_in_, control_out_;
   Request control_receive_, control_send_;
   bool control_sending_ = false;
+  wire::HostMessages host_messages_;
+  MessageMemory* messages_ = &host_messages_;  // the engine's, if it has any
   std::array<Flight, kCallsInFlight> flights_;
   std::vector<Route> routes_, next_routes_;
   std::size_t next_slot_ = 1;    // of the request after the one that is being answered

@@ -20,6 +20,7 @@
 namespace dsv41 {
 
 class Communicator;
+class MessageMemory;
 
 /// One (row, expert, weight) of a step. Routes are ordered by row, then ascending expert id; no pair occurs
 /// twice.
@@ -148,6 +149,8 @@ class ExpertEngine {
   /// Takes memory and loads experts; once, before the first call. `report` is to be called at least every
   /// second or so, and may throw.
   virtual void load(const LoadReporter& report) { (void)report; }
+  /// After load(): where calls and outputs of compute() must lie, if not in host memory.
+  virtual MessageMemory* message_memory() { return nullptr; }
   /// outputs: bf16 [routes, D] in route order. `alive` is to be called at least every second or so of a long
   /// call, and may announce() the next one. Fills compute time and counters of `timing`.
   virtual void compute(const ExpertCall& call, std::span<BFloat16> outputs, RankTiming& timing,

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "loader/error.h"
+#include "runtime/gpu_transport.h"
 
 namespace dsv41 {
 namespace {
@@ -20,8 +21,9 @@ bool parse_number(std::string_view text, Number& value) {
   return !text.empty() && error == std::errc() && end == text.data() + text.size();
 }
 
-/// "emulated", or "emulated:memory=1048576:fail=3".
-bool parse_emulated(std::string_view text, cuda::EmulatedOptions& options) {
+/// "emulated", or "emulated:memory=1048576:fail=3:mpi=cuda".
+bool parse_emulated(std::string_view text, DeviceEntry& entry) {
+  cuda::EmulatedOptions& options = entry.emulated;
   constexpr std::string_view kName = "emulated";
   if (!text.starts_with(kName)) return false;
   for (text.remove_prefix(kName.size()); !text.empty();) {
@@ -29,6 +31,10 @@ bool parse_emulated(std::string_view text, cuda::EmulatedOptions& options) {
     text.remove_prefix(1);
     const std::string_view setting = text.substr(0, text.find(':'));
     text.remove_prefix(setting.size());
+    if (setting == "mpi=cuda") {
+      entry.mpi_takes_memory = true;
+      continue;
+    }
     const std::size_t equals = setting.find('=');
     if (equals == std::string_view::npos) return false;
     const std::string_view name = setting.substr(0, equals);
@@ -49,7 +55,7 @@ bool parse_emulated(std::string_view text, cuda::EmulatedOptions& options) {
 bool parse_entry(std::string_view text, DeviceEntry& entry) {
   if (text == "cpu" || text == "none") {
     entry.kind = Kind::Cpu;
-  } else if (parse_emulated(text, entry.emulated)) {
+  } else if (parse_emulated(text, entry)) {
     entry.kind = Kind::Emulated;
   } else {
     entry.kind = Kind::Gpu;
@@ -118,7 +124,7 @@ DeviceChoice choose_device(const cuda::Discovery& found, LocalPlace place, const
       return choice;
     }
     for (const cuda::DeviceDescription& device : found.devices)
-      entries.push_back({Kind::Gpu, device.index, {}});
+      entries.push_back({Kind::Gpu, device.index, {}, false});
   }
   // A single device may be another one for every rank; whether ranks share it shows in the start agreement.
   if (place.count > entries.size() && entries.size() > 1 && !request.share)
@@ -132,6 +138,7 @@ DeviceChoice choose_device(const cuda::Discovery& found, LocalPlace place, const
   const DeviceEntry& mine = entry_of(place.index);
   choice.kind = mine.kind;
   choice.emulated = mine.emulated;
+  choice.mpi_takes_memory = mine.mpi_takes_memory;
   if (mine.kind != Kind::Gpu) return choice;
   choice.gpu = find_device(found, mine.index);
   refuse_old(choice.gpu);
@@ -147,24 +154,30 @@ RankDevice open_rank_device(const Communicator& communicator, const GpuRequest& 
                            std::any_of(request.entries.begin(), request.entries.end(),
                                        [](const DeviceEntry& entry) { return entry.kind == Kind::Gpu; });
   const cuda::Discovery found = asks_driver ? cuda::discover_devices() : cuda::Discovery{};
-  const DeviceChoice choice = choose_device(found, local_place(communicator), request);
+  DeviceChoice choice = choose_device(found, local_place(communicator), request);
+  RankDevice taken;
   switch (choice.kind) {
     case Kind::Cpu:
-      return {nullptr, {}, {}, 1, choice.why_cpu};
+      taken.why_cpu = choice.why_cpu;
+      return taken;
     case Kind::Emulated:
-      return {cuda::emulated_device(choice.emulated), {}, "emulated", 1, {}};
+      taken.mpi_takes_memory = choice.mpi_takes_memory;
+      choice.emulated.guarded = !taken.mpi_takes_memory;
+      taken.device = cuda::emulated_device(choice.emulated);
+      taken.number = kEmulatedDevice;
+      return taken;
     case Kind::Gpu:
       break;
   }
   try {
-    return {cuda::open_device(choice.gpu.index),
-            choice.gpu.bus_id,
-            std::to_string(choice.gpu.index),
-            choice.sharers,
-            {}};
+    taken.device = cuda::open_device(choice.gpu.index);
   } catch (const cuda::DeviceError& error) {
     throw ResourceError(error.what());
   }
+  taken.gpu = choice.gpu.bus_id;
+  taken.number = std::to_string(choice.gpu.index);
+  taken.sharers = choice.sharers;
+  return taken;
 }
 
 }  // namespace dsv41

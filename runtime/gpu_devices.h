@@ -25,6 +25,8 @@ struct DeviceEntry {
   Kind kind = Kind::Gpu;
   int index = 0;                   // of a GPU, as this process numbers them
   cuda::EmulatedOptions emulated;  // of an emulated one
+  // Of an emulated one: messages may lie in its memory, which is the host's, whatever the MPI library says.
+  bool mpi_takes_memory = false;
 };
 
 /// --devices and --share-gpu.
@@ -36,8 +38,8 @@ struct GpuRequest {
 };
 
 /// "auto", "none" (all on the CPU), or a list of device numbers and "cpu" such as "0,2,cpu". In place of a
-/// number "emulated" may stand, with `:memory=BYTES`, and `:fail=N` or `:hang=N` for what happens to the N-th
-/// launch. Throws UsageError.
+/// number "emulated" may stand, with `:memory=BYTES`; `:fail=N` or `:hang=N` for what happens to the N-th
+/// launch; and `:mpi=cuda` for an MPI library that takes its memory. Throws UsageError.
 GpuRequest parse_gpu_request(std::string_view devices, bool share);
 
 /// Place of this process among those of its machine.
@@ -55,6 +57,7 @@ struct DeviceChoice {
   DeviceEntry::Kind kind = DeviceEntry::Kind::Cpu;
   cuda::DeviceDescription gpu;     // of Kind::Gpu
   cuda::EmulatedOptions emulated;  // of Kind::Emulated
+  bool mpi_takes_memory = false;   // as DeviceEntry
   std::uint32_t sharers = 1;       // ranks of this machine that take the same device, this one included
   std::string why_cpu;             // nothing was asked for, and this is why it is not a GPU
 };
@@ -72,6 +75,7 @@ struct RankDevice {
   std::string number;  // names the device to transport_self_test(); empty: the CPU
   std::uint32_t sharers = 1;
   std::string why_cpu;
+  bool mpi_takes_memory = false;  // as DeviceEntry
 };
 /// Discovers, chooses and opens. Throws ResourceError and UsageError.
 RankDevice open_rank_device(const Communicator& communicator, const GpuRequest& request);

@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <thread>
+
+#include "runtime/exchange/messages.h"
 
 namespace dsv41 {
 namespace {
@@ -33,7 +36,7 @@ auto on_device(const Body& body) {
   }
 }
 
-class GpuEngine final : public ExpertEngine {
+class GpuEngine final : public ExpertEngine, private MessageMemory {
  public:
   GpuEngine(std::unique_ptr<cuda::Device> device, ExpertSource& source, std::vector<cuda::ExpertKey> owned,
             const GpuMemoryPlan& plan, std::chrono::milliseconds hang_after)
@@ -53,8 +56,14 @@ class GpuEngine final : public ExpertEngine {
           std::move(device_), plan_.options,
           [this](cuda::ExpertKey key) { return source_.expert(key.block, key.expert); });
       experts_->load(owned_, [&](std::uint64_t done, std::uint64_t total) { report({done, total}); });
+      if (!plan_.options.in_place) return;
+      const std::size_t tail = plan_.options.max_routes * sizeof(wire::WireRoute);
+      ends_ = experts_->allocate(cuda::DeviceBuffer::Kind::Pinned,
+                                 std::max(wire::kRequestHead, sizeof(wire::ReplyHead)) + tail);
     });
   }
+
+  MessageMemory* message_memory() override { return ends_.empty() ? nullptr : this; }
 
   const ExpertGeometry& geometry() const override { return source_.geometry(); }
   std::string describe() const override { return fmt::format("{}, {}", name_, plan_.describe()); }
@@ -66,9 +75,12 @@ class GpuEngine final : public ExpertEngine {
     const cuda::DeviceExpertsCounters before = experts_->counters();
     on_device([&] {
       group_by_expert(call);
-      experts_->begin(call.x, tasks_, geometry().swiglu_limit, alive);
-      wait(alive);
-      experts_->finish(outputs);
+      if (plan_.options.in_place)
+        experts_->begin_in_place(call.x, tasks_, geometry().swiglu_limit, outputs.data(), alive);
+      else
+        experts_->begin(call.x, tasks_, geometry().swiglu_limit, alive);
+      wait([this] { return experts_->ready(); }, alive);
+      experts_->finish(plan_.options.in_place ? std::span<BFloat16>() : outputs);
     });
     const cuda::DeviceExpertsCounters& after = experts_->counters();
     timing.experts_touched += static_cast<std::uint32_t>(tasks_.size());
@@ -79,9 +91,42 @@ class GpuEngine final : public ExpertEngine {
   }
 
  private:
+  std::span<std::byte> allocate(std::size_t bytes) override {
+    return on_device([&] { return experts_->allocate(cuda::DeviceBuffer::Kind::Device, bytes); });
+  }
+
+  MessageEnds read_ends(std::span<const std::byte> message, std::size_t head, std::size_t tail,
+                        const std::function<void()>& alive) override {
+    head = std::min(head, message.size());
+    tail = std::min(tail, message.size());
+    const std::span<std::byte> first = ends_.first(head), last = ends_.subspan(head, tail);
+    on_device([&] {
+      cuda::Device& device = experts_->device();
+      device.download(cuda::Queue::Compute, first.data(), message.data(), head);
+      device.download(cuda::Queue::Compute, last.data(), message.last(tail).data(), tail);
+      wait_for_copies(alive);
+    });
+    return {first, last, message.size()};
+  }
+
+  void write_head(std::span<std::byte> message, std::span<const std::byte> bytes,
+                  const std::function<void()>& alive) override {
+    on_device([&] {
+      std::memcpy(ends_.data(), bytes.data(), bytes.size());
+      experts_->device().upload(cuda::Queue::Compute, message.data(), ends_.data(), bytes.size());
+      wait_for_copies(alive);
+    });
+  }
+
+  void wait_for_copies(const std::function<void()>& alive) {
+    const cuda::Event copied = experts_->device().record(cuda::Queue::Compute);
+    wait([&] { return experts_->device().reached(copied); }, alive);
+  }
+
   /// Polls the device: without a pause for the first moments (a decode step takes tens of microseconds), then
   /// politely.
-  void wait(const std::function<void()>& alive) {
+  template <class Ready>
+  void wait(const Ready& ready, const std::function<void()>& alive) {
     constexpr std::uint64_t kBusyNs = 2'000'000, kAliveNs = 200'000'000;
     // A device that is asked rarely is not blamed: this process may have been stopped, and an emulated device
     // works while it is asked.
@@ -89,7 +134,7 @@ class GpuEngine final : public ExpertEngine {
     const auto hang_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(hang_after_).count());
     const std::uint64_t begin = monotonic_ns();
     std::uint64_t last_alive = begin, asked = 0;
-    while (!experts_->ready()) {
+    while (!ready()) {
       const std::uint64_t now = monotonic_ns();
       if (now - last_alive > kAliveNs) {
         alive();
@@ -141,6 +186,8 @@ class GpuEngine final : public ExpertEngine {
   std::unique_ptr<cuda::Device> device_;  // until load()
   std::vector<cuda::ExpertKey> owned_;
   std::unique_ptr<cuda::DeviceExperts> experts_;  // from load() on
+  // Pinned, for what of messages on the device goes through the host; empty: they lie in host memory.
+  std::span<std::byte> ends_;
   std::vector<std::size_t> first_route_, next_;
   std::vector<std::uint32_t> rows_, outputs_;
   std::vector<float> weights_;
@@ -173,8 +220,14 @@ GpuMemoryPlan plan_gpu_memory(const ExpertGeometry& geometry, const ExpertLimits
   plan.options.max_routes = limits.max_routes;
   plan.options.dot_rows = options.dot_rows;
   plan.options.copy_threads = options.copy_threads;
+  plan.options.in_place = options.messages_on_device;
+  if (options.messages_on_device)
+    plan.message_bytes =
+        kCallsInFlight * (wire::RequestLayout(limits.max_rows, limits.max_routes, limits.dim).bytes +
+                          wire::ReplyLayout(limits.max_routes, limits.dim).bytes);
   plan.options.slots = plan.options.pinned_slots = 0;
   const cuda::DeviceMemoryPlan bare = cuda::DeviceMemoryPlan::of(plan.options);
+  const std::uint64_t workspace_bytes = bare.workspace_bytes + plan.message_bytes;
 
   if (options.device_bytes > free_device_bytes)
     throw ResourceError(fmt::format(
@@ -183,13 +236,13 @@ GpuMemoryPlan plan_gpu_memory(const ExpertGeometry& geometry, const ExpertLimits
         options.sharers > 1 ? fmt::format(" for each of the {} ranks that share it", options.sharers) : ""));
   const std::uint64_t reserve = std::min(kReserveBytes, free_device_bytes / 16);
   const std::uint64_t budget = options.device_bytes != 0 ? options.device_bytes : free_device_bytes - reserve;
-  if (budget < bare.workspace_bytes + bare.expert_bytes)
+  if (budget < workspace_bytes + bare.expert_bytes)
     throw ResourceError(fmt::format(
         "{} of GPU memory are not enough: {} rows per step need {} of workspace, and each expert {} "
         "(free {}; {}lower the rows per step with --chunk or --step-tokens)",
-        size_text(budget), limits.max_rows, size_text(bare.workspace_bytes), size_text(bare.expert_bytes),
+        size_text(budget), limits.max_rows, size_text(workspace_bytes), size_text(bare.expert_bytes),
         size_text(free_device_bytes), options.device_bytes != 0 ? "raise --expert-memory, or " : ""));
-  const std::uint64_t fitting = (budget - bare.workspace_bytes) / bare.expert_bytes;
+  const std::uint64_t fitting = (budget - workspace_bytes) / bare.expert_bytes;
   plan.owned_experts = owned_experts;
   plan.owned_bytes = owned_experts * geometry.expert_bytes();
   plan.resident_experts = std::min(owned_experts, fitting);
@@ -199,7 +252,7 @@ GpuMemoryPlan plan_gpu_memory(const ExpertGeometry& geometry, const ExpertLimits
   plan.pinned_experts = std::min(left, options.pinned_bytes / bare.expert_bytes);
   plan.options.pinned_slots = static_cast<std::uint32_t>(std::max<std::uint64_t>(plan.pinned_experts, 2));
   const cuda::DeviceMemoryPlan whole = cuda::DeviceMemoryPlan::of(plan.options);
-  plan.device_bytes = whole.device_bytes;
+  plan.device_bytes = whole.device_bytes + plan.message_bytes;
   plan.host_bytes = whole.pinned_bytes;
   return plan;
 }

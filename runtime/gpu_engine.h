@@ -25,6 +25,8 @@ struct GpuEngineOptions {
   std::size_t copy_threads = 2;
   /// Tasks of at most this many rows take the dot4 kernels.
   std::uint32_t dot_rows = 1;
+  /// The message layer takes device memory: messages lie there, and rows are read and written in them.
+  bool messages_on_device = false;
 };
 
 /// What fits where, known before anything is loaded.
@@ -33,6 +35,7 @@ struct GpuMemoryPlan {
   std::uint64_t owned_experts = 0, owned_bytes = 0;
   std::uint64_t resident_experts = 0, pinned_experts = 0;
   std::uint64_t device_bytes = 0, host_bytes = 0;  // to be allocated
+  std::uint64_t message_bytes = 0;                 // of device_bytes, for messages
   /// "1152 of 1200 experts (19.9 of 20.8 GiB) stay on the GPU, 48 in pinned host memory".
   std::string describe() const;
 };

@@ -21,8 +21,6 @@
 namespace dsv41 {
 namespace {
 
-constexpr std::string_view kEmulated = "emulated";
-
 /// The environment without what tells MPI that a launcher started this process.
 std::vector<std::string> plain_environment() {
   std::vector<std::string> kept;
@@ -64,13 +62,12 @@ TransportChoice choose_transport(TransportRequest request, const TransportFacts&
   std::string obstacle;
   if (!facts.has_device)
     obstacle = "no GPU on this rank";
+  else if (facts.alone)
+    obstacle = "a single process sends no messages";
   else if (!facts.library_says_yes)
     obstacle = fmt::format("{} has no CUDA support", facts.library);
   else if (!facts.self_test_failure.empty())
     obstacle = facts.self_test_failure;
-  else if (!facts.messages_in_device_memory)
-    obstacle =
-        fmt::format("{} would take device memory, this version keeps messages in host memory", facts.library);
   if (obstacle.empty())
     return {Transport::CudaAware, fmt::format("{} supports CUDA and the self-test passed", facts.library)};
   if (request == TransportRequest::CudaAware && facts.has_device)
@@ -113,15 +110,12 @@ std::string run_self_test(const std::vector<std::string>& command, std::chrono::
 
 int transport_self_test(std::string_view device) {
   try {
-    int index = -1;
-    std::unique_ptr<cuda::Device> opened;
-    if (device == kEmulated) {
-      opened = cuda::emulated_device();
-    } else {
+    const std::string failure = exchange_device_pattern([&] {
+      if (device == kEmulatedDevice) return cuda::emulated_device({.guarded = false});
+      int index = -1;
       std::from_chars(device.data(), device.data() + device.size(), index);
-      opened = cuda::open_device(index);
-    }
-    const std::string failure = exchange_device_pattern(*opened);
+      return cuda::open_device(index);
+    });
     if (failure.empty()) return 0;
     fmt::print(stderr, "transport self-test: {}\n", failure);
   } catch (const std::exception& error) {
@@ -130,19 +124,23 @@ int transport_self_test(std::string_view device) {
   return static_cast<int>(ExitCode::Resources);
 }
 
-TransportChoice decide_transport(TransportRequest request, const std::string& device,
-                                 std::chrono::milliseconds deadline) {
+TransportChoice decide_transport(const TransportQuestion& question) {
   TransportFacts facts;
-  facts.has_device = !device.empty();
-  if (request != TransportRequest::Staged && facts.has_device) {
+  facts.has_device = !question.device.empty();
+  facts.alone = question.alone;
+  if (question.request != TransportRequest::Staged && facts.has_device && !facts.alone) {
     const CudaSupport support = mpi_cuda_support();
     facts.library = support.library;
     facts.library_says_yes = support.yes;
-    if (support.yes)
+    if (!support.yes && question.assume_support) {
+      facts.library = "by mpi=cuda in --devices " + facts.library;
+      facts.library_says_yes = true;
+    }
+    if (facts.library_says_yes)
       facts.self_test_failure =
-          run_self_test({"/proc/self/exe", std::string(kSelfTestFlag), device}, deadline);
+          run_self_test({"/proc/self/exe", std::string(kSelfTestFlag), question.device}, question.deadline);
   }
-  return choose_transport(request, facts);
+  return choose_transport(question.request, facts);
 }
 
 }  // namespace dsv41

@@ -111,7 +111,8 @@ void prepare_engine(const Options& options, const Communicator& communicator, Pr
   RankDevice taken = open_rank_device(communicator, options.devices);
   // Half of what the other ranks wait for this one at most.
   const TransportChoice transport =
-      decide_transport(options.transport, taken.number, options.rank_timeout / 2);
+      decide_transport({options.transport, taken.number, communicator.size() == 1, taken.mpi_takes_memory,
+                        options.rank_timeout / 2});
   report.transport = fmt::format("{} ({})", name_of(transport.transport),
                                  options.transport != TransportRequest::Auto || taken.why_cpu.empty()
                                      ? transport.why
@@ -130,6 +131,7 @@ void prepare_engine(const Options& options, const Communicator& communicator, Pr
   memory.pinned_bytes = options.pinned_memory;
   memory.sharers = taken.sharers;
   memory.hang_after = options.rank_timeout;
+  memory.messages_on_device = transport.transport == Transport::CudaAware;
   GpuMemoryPlan plan;
   prepared.engine =
       gpu_engine(std::move(taken.device), *prepared.source,

@@ -64,9 +64,9 @@ Expanded expanded_at(std::byte* memory, std::size_t rows, std::size_t blocks) {
 }
 
 /// Descriptors of a call's launches, at most: one task and one row tile per route, and per launch the
-/// counters and the alignment of six arrays.
+/// counters and the alignment of seven arrays.
 constexpr std::size_t descriptor_bytes(std::size_t routes) {
-  return align(routes * (sizeof(DeviceTask) + sizeof(RowTile) + 3 * sizeof(std::uint32_t))) +
+  return align(routes * (sizeof(DeviceTask) + sizeof(RowTile) + 4 * sizeof(std::uint32_t))) +
          (routes + 1) * 8 * kAlignment;
 }
 
@@ -75,8 +75,8 @@ constexpr std::size_t descriptor_bytes(std::size_t routes) {
 DeviceMemoryPlan DeviceMemoryPlan::of(const DeviceExpertsOptions& options) {
   const std::size_t dim = options.dim, inter = options.inter, rows = options.max_rows,
                     routes = options.max_routes;
-  const std::size_t input = align(rows * dim) + align(rows * dim / kBlock);
-  const std::size_t output = align(routes * dim * sizeof(BFloat16));
+  const std::size_t input = options.in_place ? 0 : align(rows * dim) + align(rows * dim / kBlock);
+  const std::size_t output = options.in_place ? 0 : align(routes * dim * sizeof(BFloat16));
   DeviceMemoryPlan plan;
   plan.expert_bytes = SlotLayout(dim, inter).bytes;
   plan.workspace_bytes = input + descriptor_bytes(routes) + expanded_bytes(rows, dim / kBlock) +
@@ -105,7 +105,9 @@ struct DeviceExperts::Implementation {
   std::vector<Resident> resident;
   std::vector<Pinned> pinned;
   DeviceBuffer slots, pinned_slots, workspace, staging;
-  // Offsets of the parts of `workspace`; `staging` mirrors the first two and ends with the outputs.
+  std::vector<DeviceBuffer> of_caller;
+  // Offsets of the parts of `workspace`; `staging` mirrors what precedes x_at, and its outputs follow. Codes
+  // and outputs have no bytes in calls that work in place.
   std::size_t scales_at, descriptors_at, x_at, hidden_at, outputs_at, staged_outputs_at;
   std::size_t descriptors_used = 0;
   DeviceExpertsCounters counters;
@@ -114,8 +116,8 @@ struct DeviceExperts::Implementation {
   std::vector<std::pair<Event, Event>> timed;  // around its launches
   bool busy = false;
   Event done = 0;
-  std::size_t routes = 0;
-  std::vector<std::uint32_t> destinations;  // output row of every route, in the order of the launches
+  std::size_t routes = 0;       // launched so far
+  BFloat16* outputs = nullptr;  // on the device
 
   Implementation(std::unique_ptr<Device> owned, const DeviceExpertsOptions& chosen, Source from)
       : device(std::move(owned)),
@@ -144,18 +146,17 @@ struct DeviceExperts::Implementation {
     }
     const DeviceMemoryPlan plan = DeviceMemoryPlan::of(options);
     const std::size_t rows = options.max_rows, blocks = options.dim / kBlock;
-    scales_at = align(rows * options.dim);
-    descriptors_at = scales_at + align(rows * blocks);
+    scales_at = options.in_place ? 0 : align(rows * options.dim);
+    descriptors_at = options.in_place ? 0 : scales_at + align(rows * blocks);
     x_at = descriptors_at + descriptor_bytes(options.max_routes);
     hidden_at = x_at + expanded_bytes(rows, blocks);
     outputs_at = hidden_at + expanded_bytes(options.max_routes, options.inter / kBlock);
     staged_outputs_at = x_at;
     workspace = DeviceBuffer(*device, DeviceBuffer::Kind::Device, plan.workspace_bytes);
     slots = DeviceBuffer(*device, DeviceBuffer::Kind::Device, options.slots * layout.bytes);
-    staging = DeviceBuffer(
-        *device, DeviceBuffer::Kind::Pinned,
-        staged_outputs_at + align(options.max_routes * std::size_t{options.dim} * sizeof(BFloat16)));
-    pinned_slots = DeviceBuffer(*device, DeviceBuffer::Kind::Pinned, options.pinned_slots * layout.bytes);
+    const std::size_t slot_bytes = options.pinned_slots * layout.bytes;
+    staging = DeviceBuffer(*device, DeviceBuffer::Kind::Pinned, plan.pinned_bytes - slot_bytes);
+    pinned_slots = DeviceBuffer(*device, DeviceBuffer::Kind::Pinned, slot_bytes);
   }
 
   ~Implementation() {
@@ -228,8 +229,8 @@ struct DeviceExperts::Implementation {
             0};
   }
 
-  /// One launch for tasks whose experts have the given slots. The first launch of a call expands the
-  /// activations.
+  /// One launch for tasks whose experts have the given slots; x lies on the device. The first launch of a
+  /// call expands the activations.
   void launch(const QuantizedRows& x, std::span<const DeviceExpertTask* const> tasks,
               std::span<const SlotCache::Slot> places, float limit) {
     const bool first = routes == 0;
@@ -256,6 +257,7 @@ struct DeviceExperts::Implementation {
     const std::size_t tiles_at = array(tile_count * sizeof(RowTile));
     const std::size_t rows_at = array(count * sizeof(std::uint32_t));
     const std::size_t weights_at = array(count * sizeof(float));
+    const std::size_t destinations_at = array(count * sizeof(std::uint32_t));
     descriptors_used = end;
     const auto staged = [&](std::size_t offset) { return staging.data() + descriptors_at + offset; };
     const auto remote = [&](std::size_t offset) { return workspace.data() + descriptors_at + offset; };
@@ -268,6 +270,7 @@ struct DeviceExperts::Implementation {
     auto* tile_out = reinterpret_cast<RowTile*>(staged(tiles_at));
     auto* row_out = reinterpret_cast<std::uint32_t*>(staged(rows_at));
     auto* weight_out = reinterpret_cast<float*>(staged(weights_at));
+    auto* destination_out = reinterpret_cast<std::uint32_t*>(staged(destinations_at));
     std::uint32_t tile = 0, route = 0;
     for (std::size_t t = 0; t < tasks.size(); ++t) {
       const auto size = static_cast<std::uint32_t>(tasks[t]->rows.size());
@@ -280,7 +283,7 @@ struct DeviceExperts::Implementation {
                             std::min(tile_rows, size - done_rows)};
       std::copy(tasks[t]->rows.begin(), tasks[t]->rows.end(), row_out + route);
       std::copy(tasks[t]->route_weights.begin(), tasks[t]->route_weights.end(), weight_out + route);
-      destinations.insert(destinations.end(), tasks[t]->outputs.begin(), tasks[t]->outputs.end());
+      std::copy(tasks[t]->outputs.begin(), tasks[t]->outputs.end(), destination_out + route);
       route += size;
     }
     device->upload(Queue::Compute, remote(begin), staged(begin), end - begin);
@@ -297,15 +300,16 @@ struct DeviceExperts::Implementation {
         .tiles = tile,
         .dot_rows = options.dot_rows,
         .limit = limit,
-        .codes = reinterpret_cast<const std::uint8_t*>(workspace.data()),
-        .scales = reinterpret_cast<const std::uint8_t*>(workspace.data() + scales_at),
+        .codes = x.codes,
+        .scales = x.scales,
         .tasks = reinterpret_cast<const DeviceTask*>(remote(tasks_at)),
         .row_tiles = reinterpret_cast<const RowTile*>(remote(tiles_at)),
         .route_rows = reinterpret_cast<const std::uint32_t*>(remote(rows_at)),
         .route_weights = reinterpret_cast<const float*>(remote(weights_at)),
+        .route_outputs = reinterpret_cast<const std::uint32_t*>(remote(destinations_at)),
         .x = expanded_at(workspace.data() + x_at, options.max_rows, options.dim / kBlock),
         .hidden = hidden,
-        .outputs = reinterpret_cast<BFloat16*>(workspace.data() + outputs_at) + routes * options.dim,
+        .outputs = outputs,
         .ticket = reinterpret_cast<std::uint32_t*>(remote(counters_at)),
         .expanded = reinterpret_cast<std::uint32_t*>(remote(counters_at)) + 1,
         .finished = reinterpret_cast<std::uint32_t*>(remote(counters_at)) + 2,
@@ -319,36 +323,64 @@ struct DeviceExperts::Implementation {
     ++counters.launches;
   }
 
-  void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit,
-             const std::function<void()>& alive) {
-    if (busy) throw std::logic_error("device experts: a call is under way");
+  /// Checks a call; returns the number of its routes.
+  std::size_t check(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks) const {
     std::size_t total = 0;
     for (const DeviceExpertTask& task : tasks) {
       if (task.rows.size() != task.route_weights.size() || task.rows.size() != task.outputs.size())
         throw std::invalid_argument("device experts: a task's lists differ in length");
-      for (const std::uint32_t row : task.rows)
-        if (row >= x.rows)
-          throw std::invalid_argument("device experts: a task names row " + std::to_string(row) + " of " +
-                                      std::to_string(x.rows));
       total += task.rows.size();
+    }
+    const auto inside = [](const char* what, std::span<const std::uint32_t> numbers, std::size_t count) {
+      for (const std::uint32_t number : numbers)
+        if (number >= count)
+          throw std::invalid_argument("device experts: a task names " + std::string(what) + " " +
+                                      std::to_string(number) + " of " + std::to_string(count));
+    };
+    for (const DeviceExpertTask& task : tasks) {
+      inside("row", task.rows, x.rows);
+      inside("output row", task.outputs, total);
     }
     if (x.k != options.dim || x.rows > options.max_rows || total > options.max_routes)
       throw std::invalid_argument("device experts: a call of " + std::to_string(x.rows) + " rows and " +
                                   std::to_string(total) + " routes, sized for " +
                                   std::to_string(options.max_rows) + " and " +
                                   std::to_string(options.max_routes));
+    return total;
+  }
+
+  void start(BFloat16* into, bool in_place) {
+    if (busy) throw std::logic_error("device experts: a call is under way");
+    if (in_place != options.in_place)
+      throw std::logic_error("device experts: rows in the memory of the other side");
     busy = true;
     routes = descriptors_used = 0;
-    destinations.clear();
+    outputs = into;
     timed.clear();
+  }
+
+  void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit,
+             const std::function<void()>& alive) {
+    const std::size_t total = check(x, tasks);
+    start(reinterpret_cast<BFloat16*>(workspace.data() + outputs_at), false);
     if (total > 0) {
+      const std::size_t scale_bytes = x.rows * (x.k / kBlock);
       std::memcpy(staging.data(), x.codes, x.rows * x.k);
-      std::memcpy(staging.data() + scales_at, x.scales, x.rows * (x.k / kBlock));
-      device->upload(Queue::Compute, workspace.data(), staging.data(), scales_at + x.rows * (x.k / kBlock));
-      run(x, tasks, limit, alive);
+      std::memcpy(staging.data() + scales_at, x.scales, scale_bytes);
+      device->upload(Queue::Compute, workspace.data(), staging.data(), scales_at + scale_bytes);
+      const auto* const codes = reinterpret_cast<const std::uint8_t*>(workspace.data());
+      run({codes, codes + scales_at, x.rows, x.k}, tasks, limit, alive);
       device->download(Queue::Compute, staging.data() + staged_outputs_at, workspace.data() + outputs_at,
-                       routes * options.dim * sizeof(BFloat16));
+                       total * options.dim * sizeof(BFloat16));
     }
+    done = device->record(Queue::Compute);
+  }
+
+  void begin_in_place(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit,
+                      BFloat16* into, const std::function<void()>& alive) {
+    const std::size_t total = check(x, tasks);
+    start(into, true);
+    if (total > 0) run(x, tasks, limit, alive);
     done = device->record(Queue::Compute);
   }
 
@@ -390,6 +422,11 @@ DeviceExperts::DeviceExperts(std::unique_ptr<Device> device, const DeviceExperts
     : implementation_(std::make_unique<Implementation>(std::move(device), options, std::move(source))) {}
 DeviceExperts::~DeviceExperts() = default;
 
+std::span<std::byte> DeviceExperts::allocate(DeviceBuffer::Kind kind, std::size_t bytes) {
+  const DeviceBuffer& buffer = implementation_->of_caller.emplace_back(*implementation_->device, kind, bytes);
+  return {buffer.data(), buffer.size()};
+}
+
 void DeviceExperts::load(std::span<const ExpertKey> keys,
                          const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
   Implementation& self = *implementation_;
@@ -412,6 +449,12 @@ void DeviceExperts::begin(const QuantizedRows& x, std::span<const DeviceExpertTa
   implementation_->begin(x, tasks, swiglu_limit, alive);
 }
 
+void DeviceExperts::begin_in_place(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks,
+                                   float swiglu_limit, BFloat16* outputs,
+                                   const std::function<void()>& alive) {
+  implementation_->begin_in_place(x, tasks, swiglu_limit, outputs, alive);
+}
+
 bool DeviceExperts::ready() {
   return implementation_->device->reached(implementation_->done);
 }
@@ -421,15 +464,13 @@ void DeviceExperts::finish(std::span<BFloat16> outputs) {
   if (!self.busy) throw std::logic_error("device experts: no call is under way");
   self.busy = false;
   self.device->synchronize(self.done);
-  const std::size_t dim = self.options.dim;
-  const auto* const staged = reinterpret_cast<const BFloat16*>(self.staging.data() + self.staged_outputs_at);
-  for (std::size_t i = 0; i < self.destinations.size(); ++i) {
-    if (self.destinations[i] >= outputs.size() / dim)
-      throw std::invalid_argument("device experts: a route names output row " +
-                                  std::to_string(self.destinations[i]) + " of " +
-                                  std::to_string(outputs.size() / dim));
-    std::memcpy(outputs.data() + self.destinations[i] * dim, staged + i * dim, dim * sizeof(BFloat16));
-  }
+  const std::size_t values = self.options.in_place ? 0 : self.routes * self.options.dim;
+  if (outputs.size() < values)
+    throw std::invalid_argument("device experts: outputs for " +
+                                std::to_string(outputs.size() / self.options.dim) + " routes of " +
+                                std::to_string(self.routes));
+  if (values > 0)
+    std::memcpy(outputs.data(), self.staging.data() + self.staged_outputs_at, values * sizeof(BFloat16));
 }
 
 void DeviceExperts::abandon() noexcept {

@@ -36,6 +36,7 @@ struct DeviceExpertsOptions {
   std::uint32_t dot_rows = 1;    // tasks of at most this many rows (0…2) take the dot4 path
   std::size_t copy_threads = 2;  // for reading experts into pinned memory
   bool time_launches = false;    // for launch_ms()
+  bool in_place = false;         // rows come and go in device memory: begin_in_place() instead of begin()
 };
 
 /// How much memory an object of these options takes; all of it is allocated at construction.
@@ -71,15 +72,22 @@ class DeviceExperts {
   void load(std::span<const ExpertKey> keys,
             const std::function<void(std::uint64_t, std::uint64_t)>& progress);
 
-  /// Starts a call and returns; the arrays may be reused at once, `outputs` indices are kept. One call at a
-  /// time.
+  /// Memory for the caller, released with this object, which waits for the device first. Throws DeviceError.
+  std::span<std::byte> allocate(DeviceBuffer::Kind kind, std::size_t bytes);
+
+  /// Starts a call and returns; the arrays may be reused at once. One call at a time. Each route fills the
+  /// output row that its task names, a number below that of the call's routes.
   /// `alive` (may be empty) is called after every expert that had to be fetched, and may throw; then no call
   /// may follow.
   void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float swiglu_limit,
              const std::function<void()>& alive = {});
+  /// The same on memory of the device: reads `x` and fills `outputs`, bf16 [routes, D], where they lie. Both
+  /// must stay until finish() and be aligned to 16 bytes.
+  void begin_in_place(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float swiglu_limit,
+                      BFloat16* outputs, const std::function<void()>& alive = {});
   /// Whether finish() would return without waiting.
   bool ready();
-  /// outputs: bf16 [*, D]; each route fills the row its task names.
+  /// outputs: bf16 [routes, D]; empty after begin_in_place(), which has filled its own.
   void finish(std::span<BFloat16> outputs);
 
   /// For a device that does not answer any more: destruction would wait for it. Gives up device and memory

@@ -1,20 +1,29 @@
 // The emulated device (emulated_device.h).
 #include "kernels/cuda/emulated_device.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "kernels/cuda/expert_kernel.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace dsv41::cuda {
 namespace {
 
 constexpr std::size_t kAlignment = 256;  // as a real device's allocations
+constexpr int kRubbish = 0xA5;           // what new memory holds
 
 template <class Launch, class Body>
 void run_kernel(const EmulatedOptions& options, std::uint32_t shared_bytes, const Launch& launch, Body body) {
@@ -37,7 +46,8 @@ class EmulatedDevice final : public Device {
     description_.shared_bytes_per_block = std::size_t{99} << 10;
   }
   ~EmulatedDevice() override {
-    for (const auto& [memory, bytes] : allocations_) ::operator delete (memory, std::align_val_t{kAlignment});
+    while (!allocations_.empty()) release(allocations_.begin()->first);
+    for (void* memory : pinned_) ::operator delete (memory, std::align_val_t{kAlignment});
   }
 
   const DeviceDescription& description() const override { return description_; }
@@ -52,20 +62,56 @@ class EmulatedDevice final : public Device {
       throw DeviceError(DeviceFault::OutOfMemory, "emulated device: " + std::to_string(bytes) +
                                                       " bytes asked for, " + std::to_string(free_bytes()) +
                                                       " free");
+    // Pages of its own, which can be closed, between two that always are.
+    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t open = ceil_div(std::max<std::size_t>(bytes, 1), page) * page;
+    void* const mapped =
+        mmap(nullptr, page + open + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    std::byte* const first = static_cast<std::byte*>(mapped) + page;
+    if (mapped == MAP_FAILED || mprotect(first, open, PROT_READ | PROT_WRITE) != 0)
+      throw DeviceError(DeviceFault::OutOfMemory,
+                        "emulated device: the host has no " + std::to_string(bytes) + " bytes for it");
+    // As near to the end as the alignment allows: what runs over it is seen.
+    const std::size_t before = (open - bytes) / kAlignment * kAlignment;
+    std::memset(first, kRubbish, open);
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(first, before);
+    __asan_poison_memory_region(first + before + bytes, open - before - bytes);
+#endif
     used_ += bytes;
-    return allocate_host(bytes);
+    allocations_[first + before] = {bytes, first, open};
+    protect();
+    return first + before;
   }
   void release(void* memory) noexcept override {
-    used_ -= allocations_[memory];
-    release_pinned(memory);
+    const auto found = allocations_.find(memory);
+    const auto& [bytes, first, open] = found->second;
+    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    used_ -= bytes;
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(first, open);
+#endif
+    munmap(first - page, page + open + page);
+    allocations_.erase(found);
   }
   void* allocate_pinned(std::size_t bytes) override {
     check();
-    return allocate_host(bytes);
+    void* const memory = ::operator new (bytes, std::align_val_t{kAlignment});
+    std::memset(memory, kRubbish, bytes);
+    pinned_.insert(memory);
+    return memory;
   }
   void release_pinned(void* memory) noexcept override {
-    allocations_.erase(memory);
+    pinned_.erase(memory);
     ::operator delete (memory, std::align_val_t{kAlignment});
+  }
+
+  /// Opens guarded memory; calls nest.
+  void open() {
+    if (++openings_ == 1) protect();
+  }
+  void close() {
+    if (--openings_ == 0) protect();
   }
 
   void upload(Queue queue, void* device, const void* host, std::size_t bytes) override {
@@ -101,7 +147,9 @@ class EmulatedDevice final : public Device {
       if (hung_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  float elapsed_ms(Event, Event) override { return 0; }
+  float elapsed_ms(Event, Event) override {
+    return 0;
+  }
 
   void launch(const ExpertLaunch& launch, Variant variant) override {
     start(ceil_div(std::max(launch.dim, launch.inter), kBlock), variant, launch,
@@ -157,11 +205,10 @@ class EmulatedDevice final : public Device {
     });
   }
 
-  void* allocate_host(std::size_t bytes) {
-    void* const memory = ::operator new (bytes, std::align_val_t{kAlignment});
-    std::memset(memory, 0xA5, bytes);
-    allocations_[memory] = bytes;
-    return memory;
+  void protect() {
+    if (!options_.guarded) return;
+    for (const auto& [memory, allocation] : allocations_)
+      mprotect(allocation.first, allocation.open, openings_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
   }
 
   std::deque<std::function<void()>>& queue_of(Queue queue) {
@@ -179,13 +226,21 @@ class EmulatedDevice final : public Device {
     auto& works = queue_of(queue);
     const std::function<void()> work = std::move(works.front());
     works.pop_front();
+    const EmulatedAccess access(*this);
     work();
   }
 
   EmulatedOptions options_;
   DeviceDescription description_;
   std::size_t used_ = 0;
-  std::map<void*, std::size_t> allocations_;
+  struct Allocation {
+    std::size_t bytes = 0;
+    std::byte* first = nullptr;  // of the pages around it
+    std::size_t open = 0;        // bytes of these pages
+  };
+  std::map<void*, Allocation> allocations_;  // of device memory
+  std::set<void*> pinned_;
+  unsigned openings_ = 0;
   std::deque<std::function<void()>> compute_, copy_;
   std::map<Event, Queue> pending_;
   Event last_event_ = 0;
@@ -197,6 +252,13 @@ class EmulatedDevice final : public Device {
 
 std::unique_ptr<Device> emulated_device(const EmulatedOptions& options) {
   return std::make_unique<EmulatedDevice>(options);
+}
+
+EmulatedAccess::EmulatedAccess(Device& device) : device_(device) {
+  static_cast<EmulatedDevice&>(device_).open();
+}
+EmulatedAccess::~EmulatedAccess() {
+  static_cast<EmulatedDevice&>(device_).close();
 }
 
 }  // namespace dsv41::cuda

@@ -18,8 +18,24 @@ struct EmulatedOptions {
   // The launch with this number (from 1) fails, and as on a real device every operation after it (a "sticky"
   // error); or it never ends, and synchronize() behind it does not return.
   std::uint64_t fail_launch = 0, hang_launch = 0;
+  // Device memory is out of the host's reach unless the device works on it, as a real one's: touching it is a
+  // segmentation fault.
+  bool guarded = true;
 };
 
 std::unique_ptr<Device> emulated_device(const EmulatedOptions& options = {});
+
+/// While it exists, this thread may touch the guarded memory of an emulated device, as a message layer that
+/// takes device memory may that of a real one.
+class EmulatedAccess {
+ public:
+  explicit EmulatedAccess(Device& device);
+  ~EmulatedAccess();
+  EmulatedAccess(const EmulatedAccess&) = delete;
+  EmulatedAccess& operator=(const EmulatedAccess&) = delete;
+
+ private:
+  Device& device_;
+};
 
 }  // namespace dsv41::cuda

@@ -127,8 +127,8 @@ DSV41_DEVICE void run_experts(const ExpertLaunch& launch) {
         const unsigned row = i / kTileFeatures, feature = i % kTileFeatures;
         if (feature < valid)
           launch
-              .outputs[std::size_t{rows.first_route + row} * launch.dim + feature_tile * kTileFeatures +
-                       feature]
+              .outputs[std::size_t{launch.route_outputs[rows.first_route + row]} * launch.dim +
+                       feature_tile * kTileFeatures + feature]
               .bits = results[row * kStride + feature];
       }
     }

@@ -74,11 +74,12 @@ struct ExpertLaunch {
   const std::uint8_t* scales;  // [rows, D/32]
   const DeviceTask* tasks;
   const RowTile* row_tiles;
-  const std::uint32_t* route_rows;  // [routes]
-  const float* route_weights;       // [routes]
-  Expanded x;                       // [rows, D/32]
-  Expanded hidden;                  // [routes, I/32]
-  BFloat16* outputs;                // [routes, D]
+  const std::uint32_t* route_rows;     // [routes]
+  const float* route_weights;          // [routes]
+  const std::uint32_t* route_outputs;  // [routes]: the row of `outputs` that each fills
+  Expanded x;                          // [rows, D/32]
+  Expanded hidden;                     // [routes, I/32]
+  BFloat16* outputs;                   // rows of D
   // Zero before the launch: next work item, expanded items of x, finished tiles of `hidden` per row tile.
   std::uint32_t* ticket;
   std::uint32_t* expanded;

@@ -2,6 +2,8 @@
 // includes mpi.h.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "kernels/cuda/device.h"
@@ -16,8 +18,8 @@ struct CudaSupport {
 /// What MPIX_Query_cuda_support says. May be called before MPI_Init.
 CudaSupport mpi_cuda_support();
 
-/// Starts MPI and sends a pattern between two device buffers of this process; empty when it arrived. Ends
-/// MPI.
-std::string exchange_device_pattern(cuda::Device& device);
+/// Starts MPI, opens a device (in this order, as a rank does) and sends a pattern between two device buffers
+/// of this process; empty when it arrived. Ends MPI. Throws what `open` throws.
+std::string exchange_device_pattern(const std::function<std::unique_ptr<cuda::Device>()>& open);
 
 }  // namespace dsv41

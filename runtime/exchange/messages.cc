@@ -20,18 +20,17 @@ template <class... Values>
 }
 
 /// The part of the check that requests and replies share: after it the header's own numbers may be read.
-Header read_header(std::span<const std::byte> message, Kind kind, std::string_view sender) {
-  if (message.size() < sizeof(Header))
-    malformed(sender, "{} bytes, shorter than a header of {}", message.size(), sizeof(Header));
-  const auto header = load<Header>(message.data());
+Header read_header(std::span<const std::byte> head, std::size_t bytes, Kind kind, std::string_view sender) {
+  if (bytes < sizeof(Header))
+    malformed(sender, "{} bytes, shorter than a header of {}", bytes, sizeof(Header));
+  const auto header = load<Header>(head.data());
   if (header.magic != kMagic) malformed(sender, "magic {:#x} instead of {:#x}", header.magic, kMagic);
   if (header.protocol != kProtocol)
     malformed(sender, "protocol version {}, this program speaks {}", header.protocol, kProtocol);
   if (header.kind != kind)
     malformed(sender, "kind {} where {} is due", static_cast<unsigned>(header.kind),
               static_cast<unsigned>(kind));
-  if (header.bytes != message.size())
-    malformed(sender, "header says {} bytes, {} arrived", header.bytes, message.size());
+  if (header.bytes != bytes) malformed(sender, "header says {} bytes, {} arrived", header.bytes, bytes);
   return header;
 }
 
@@ -61,7 +60,13 @@ void Buffer::Free::operator()(std::byte* data) const {
 
 Header read_request(std::span<const std::byte> message, const RequestRules& rules,
                     std::uint64_t expected_call, std::string_view sender, std::vector<Route>& routes) {
-  const Header header = read_header(message, Kind::Request, sender);
+  return read_request(ends_of(message, kRequestHead, request_tail(rules.limits)), rules, expected_call,
+                      sender, routes);
+}
+
+Header read_request(const MessageEnds& message, const RequestRules& rules, std::uint64_t expected_call,
+                    std::string_view sender, std::vector<Route>& routes) {
+  const Header header = read_header(message.head, message.bytes, Kind::Request, sender);
   if (header.call != expected_call) malformed(sender, "call {} where {} is due", header.call, expected_call);
   if (header.dim != rules.limits.dim)
     malformed(sender, "rows of {} values, the model has {}", header.dim, rules.limits.dim);
@@ -74,14 +79,16 @@ Header read_request(std::span<const std::byte> message, const RequestRules& rule
     malformed(sender, "{} routes for {} rows, a step has at most {}", header.routes, header.rows,
               rules.limits.max_routes);
   const RequestLayout layout(header.rows, header.routes, header.dim);
-  if (layout.bytes != message.size())
-    malformed(sender, "{} bytes, but {} rows and {} routes make {}", message.size(), header.rows,
+  if (layout.bytes != message.bytes)
+    malformed(sender, "{} bytes, but {} rows and {} routes make {}", message.bytes, header.rows,
               header.routes, layout.bytes);
 
   const std::uint32_t experts = experts_per_block[header.block];
   routes.resize(header.routes);
+  const std::byte* const route_bytes =
+      message.tail.data() + message.tail.size() - (layout.bytes - layout.routes);
   for (std::uint32_t index = 0; index < header.routes; ++index) {
-    const auto route = load<WireRoute>(message.data() + layout.routes + index * sizeof(WireRoute));
+    const auto route = load<WireRoute>(route_bytes + index * sizeof(WireRoute));
     if (route.slot >= header.rows)
       malformed(sender, "route {} names row {} of {}", index, route.slot, header.rows);
     if (route.expert >= experts)
@@ -112,7 +119,7 @@ QuantizedRows request_rows(std::span<const std::byte> message, const Header& hea
 }
 
 RankTiming read_reply(std::span<const std::byte> message, const Header& request, std::string_view sender) {
-  const Header header = read_header(message, Kind::Reply, sender);
+  const Header header = read_header(message, message.size(), Kind::Reply, sender);
   const auto same = [&](const char* what, std::uint64_t got, std::uint64_t due) {
     if (got != due) malformed(sender, "a reply with {} {}, {} was asked", what, got, due);
   };
@@ -175,3 +182,12 @@ LoadProgress read_progress(std::string_view text, std::string_view sender) {
 }
 
 }  // namespace dsv41::wire
+
+namespace dsv41 {
+
+MessageEnds ends_of(std::span<const std::byte> message, std::size_t head, std::size_t tail) {
+  return {message.first(std::min(head, message.size())), message.last(std::min(tail, message.size())),
+          message.size()};
+}
+
+}  // namespace dsv41

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "loader/error.h"
+#include "runtime/exchange/message_memory.h"
 #include "runtime/experts.h"
 #include "runtime/placement.h"
 
@@ -102,6 +103,13 @@ struct ReplyLayout {
 /// Throws UsageError when the largest message of these limits would not fit the message layer (2 GiB).
 void check_limits(const ExpertLimits& limits);
 
+/// What comes first in a reply and is written last.
+struct ReplyHead {
+  Header header;
+  RankTiming timing;
+};
+static_assert(sizeof(ReplyHead) == sizeof(Header) + sizeof(RankTiming), "travels as it lies in memory");
+
 /// Bytes aligned to a cache line, not touched before use: a buffer for the largest message costs what is used
 /// of it.
 class Buffer {
@@ -138,10 +146,18 @@ struct RequestRules {
   std::uint32_t owner = 0;  // whose experts may be asked for
 };
 
+/// How much of a request read_request() looks at: its first and, at most, its last bytes.
+inline constexpr std::size_t kRequestHead = sizeof(Header);
+constexpr std::size_t request_tail(const ExpertLimits& limits) {
+  return std::size_t{limits.max_routes} * sizeof(WireRoute);
+}
+
 /// Checks a request and fills `routes` (row = slot). `sender` names the peer in messages. Throws PeerError.
+Header read_request(const MessageEnds& message, const RequestRules& rules, std::uint64_t expected_call,
+                    std::string_view sender, std::vector<Route>& routes);
 Header read_request(std::span<const std::byte> message, const RequestRules& rules,
                     std::uint64_t expected_call, std::string_view sender, std::vector<Route>& routes);
-/// The activations of a checked request; views into the message.
+/// The activations of a checked request; views into the message, whose bytes are not touched.
 QuantizedRows request_rows(std::span<const std::byte> message, const Header& header);
 
 /// Checks that a reply answers `request`. Throws PeerError.
@@ -156,6 +172,23 @@ struct Control {
 std::span<const std::byte> write_control(std::span<std::byte> buffer, Kind kind, ExitCode code = ExitCode::Ok,
                                          std::string_view text = {});
 Control read_control(std::span<const std::byte> message, std::string_view sender);
+
+/// Messages in host memory, the usual case.
+class HostMessages final : public MessageMemory {
+ public:
+  std::span<std::byte> allocate(std::size_t bytes) override { return buffers_.emplace_back(bytes).all(); }
+  MessageEnds read_ends(std::span<const std::byte> message, std::size_t head, std::size_t tail,
+                        const std::function<void()>&) override {
+    return ends_of(message, head, tail);
+  }
+  void write_head(std::span<std::byte> message, std::span<const std::byte> bytes,
+                  const std::function<void()>&) override {
+    std::memcpy(message.data(), bytes.data(), bytes.size());
+  }
+
+ private:
+  std::vector<Buffer> buffers_;
+};
 
 /// The text of Loading.
 std::string write_progress(const LoadProgress& progress);

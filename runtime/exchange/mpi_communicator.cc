@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <set>
 #include <string_view>
@@ -366,7 +367,9 @@ CudaSupport mpi_cuda_support() {
   return support;
 }
 
-std::string exchange_device_pattern(cuda::Device& device) {
+namespace {
+
+std::string send_device_pattern(cuda::Device& device) {
   // Longer than what MPI libraries send eagerly, and of odd length.
   constexpr std::size_t kBytes = (std::size_t{1} << 17) + 13;
   using Kind = cuda::DeviceBuffer::Kind;
@@ -378,23 +381,36 @@ std::string exchange_device_pattern(cuda::Device& device) {
   device.upload(cuda::Queue::Compute, to.data(), received.data(), kBytes);
   device.synchronize(device.record(cuda::Queue::Compute));
 
-  if (MPI_Init(nullptr, nullptr) != MPI_SUCCESS) return "MPI_Init failed";
-  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   std::array<MPI_Request, 2> requests{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
   int code = MPI_Irecv(to.data(), static_cast<int>(kBytes), MPI_BYTE, 0, 1, MPI_COMM_SELF, &requests[0]);
   if (code == MPI_SUCCESS)
     code = MPI_Isend(from.data(), static_cast<int>(kBytes), MPI_BYTE, 0, 1, MPI_COMM_SELF, &requests[1]);
   if (code == MPI_SUCCESS)
     code = MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
-  const std::string failure = code == MPI_SUCCESS ? std::string() : error_text(code);
-  MPI_Finalize();
-  if (!failure.empty()) return failure;
+  if (code != MPI_SUCCESS) return error_text(code);
 
   device.download(cuda::Queue::Compute, received.data(), to.data(), kBytes);
   device.synchronize(device.record(cuda::Queue::Compute));
   if (std::memcmp(sent.data(), received.data(), kBytes) != 0)
     return "a message in device memory arrived damaged";
   return {};
+}
+
+}  // namespace
+
+std::string exchange_device_pattern(const std::function<std::unique_ptr<cuda::Device>()>& open) {
+  if (MPI_Init(nullptr, nullptr) != MPI_SUCCESS) return "MPI_Init failed";
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  std::string failure;
+  std::exception_ptr thrown;
+  try {
+    failure = send_device_pattern(*open());
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  MPI_Finalize();
+  if (thrown) std::rethrow_exception(thrown);
+  return failure;
 }
 
 }  // namespace dsv41

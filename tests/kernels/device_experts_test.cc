@@ -51,6 +51,75 @@ TEST(DeviceExperts, SameBitsForEveryAmountOfMemory) {
     }
 }
 
+/// A call whose rows lie in memory of the device, in buffers of their own.
+struct RowsOnDevice {
+  RowsOnDevice(Device& owner, const ExpertsCase& call)
+      : device(owner),
+        values(call.route_count * call.dim),
+        input(owner, DeviceBuffer::Kind::Device, call.codes.size() + call.scales.size()),
+        output(owner, DeviceBuffer::Kind::Device, values * sizeof(BFloat16)) {
+    const EmulatedAccess access(device);
+    std::copy(call.codes.begin(), call.codes.end(), bytes());
+    std::copy(call.scales.begin(), call.scales.end(), bytes() + call.codes.size());
+    x = {bytes(), bytes() + call.codes.size(), call.rows, call.dim};
+  }
+  std::uint8_t* bytes() const { return reinterpret_cast<std::uint8_t*>(input.data()); }
+  BFloat16* rows() const { return reinterpret_cast<BFloat16*>(output.data()); }
+  std::vector<BFloat16> result() const {
+    const EmulatedAccess access(device);
+    return {rows(), rows() + values};
+  }
+
+  Device& device;
+  std::size_t values;
+  DeviceBuffer input, output;
+  QuantizedRows x;
+};
+
+TEST(DeviceExperts, RowsOnTheDeviceAreReadAndWrittenInPlace) {
+  const ExpertsCase calls[] = {example(21, {1, 2, 9, 3, 1}), example(22, {1, 0, 1, 1, 2})};
+  for (const bool tensor_copies : {true, false})
+    for (const std::uint32_t slots : {2u, 10u}) {
+      DeviceExpertsOptions options = calls[0].options();
+      options.slots = slots;
+      options.in_place = true;
+      DeviceExperts experts(emulated_device({.tensor_copies = tensor_copies}), options,
+                            [&](ExpertKey key) { return calls[key.block].experts[key.expert].matrices(); });
+      for (const std::uint32_t block : {0u, 1u, 0u}) {
+        const RowsOnDevice rows(experts.device(), calls[block]);
+        experts.begin_in_place(rows.x, calls[block].tasks(block), 10.0f, rows.rows());
+        while (!experts.ready()) {
+        }
+        experts.finish({});
+        EXPECT_TRUE(equal(rows.result(), calls[block].expected(10.0f)))
+            << "slots " << slots << ", block " << block;
+      }
+    }
+}
+
+TEST(DeviceExperts, RowsOnTheDeviceNeedNoRoomForCopies) {
+  DeviceExpertsOptions options = example(23, {3, 2}).options();
+  const DeviceMemoryPlan staged = DeviceMemoryPlan::of(options);
+  options.in_place = true;
+  const DeviceMemoryPlan in_place = DeviceMemoryPlan::of(options);
+  const std::size_t rows = options.max_routes * std::size_t{options.dim} * sizeof(BFloat16);
+  EXPECT_GE(staged.device_bytes, in_place.device_bytes + rows);
+  EXPECT_GE(staged.pinned_bytes, in_place.pinned_bytes + rows);
+  DeviceExperts fits(emulated_device({.memory_bytes = in_place.device_bytes}), options, {});
+  EXPECT_EQ(fits.device().free_bytes(), 0u);
+}
+
+TEST(DeviceExpertsDeathTest, MemoryOfTheDeviceIsOutOfTheHostsReach) {
+  const auto device = emulated_device();
+  const DeviceBuffer buffer(*device, DeviceBuffer::Kind::Device, 100);
+  EXPECT_DEATH(buffer.data()[0] = std::byte{1}, "");
+  {
+    const EmulatedAccess access(*device);
+    buffer.data()[99] = std::byte{1};
+  }
+  EXPECT_DEATH(buffer.data()[99] = std::byte{2}, "");
+}
+
 TEST(DeviceExperts, OneLaunchWhenEverythingIsResident) {
   const ExpertsCase call = example(4, {1, 0, 2, 1});
   DeviceExperts experts(emulated_device(), call.options(),
@@ -117,6 +186,12 @@ TEST(DeviceExperts, RefusesCallsItIsNotSizedFor) {
   tasks[0].rows = beyond;
   DeviceExperts third(emulated_device(), call.options(), source);
   EXPECT_THROW(third.begin(call.x(), tasks, 10.0f), std::invalid_argument);
+  std::vector<DeviceExpertTask> elsewhere = call.tasks();
+  const std::uint32_t outputs[] = {0, static_cast<std::uint32_t>(call.route_count)};
+  elsewhere[0].outputs = outputs;
+  EXPECT_THROW(third.begin(call.x(), elsewhere, 10.0f), std::invalid_argument);
+  EXPECT_THROW(third.begin_in_place(call.x(), call.tasks(), 10.0f, nullptr), std::logic_error)
+      << "rows on the device in an object that is not made for them";
 }
 
 TEST(DeviceExperts, NamesWhatFails) {

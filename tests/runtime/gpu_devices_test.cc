@@ -93,10 +93,12 @@ TEST(ChooseDevice, ListsOfDevices) {
   EXPECT_EQ(entries[3].emulated.memory_bytes, 4096u);
   EXPECT_EQ(entries[3].emulated.fail_launch, 3u);
   EXPECT_EQ(entries[3].emulated.hang_launch, 4u);
+  EXPECT_FALSE(entries[3].mpi_takes_memory);
+  EXPECT_TRUE(parse_gpu_request("emulated:mpi=cuda:fail=3", false).entries[0].mpi_takes_memory);
   EXPECT_TRUE(parse_gpu_request("0", true).share);
   for (const char* text :
        {"", ",", "1,", "x", "-1", "1 2", "99999999999", "emulated:", "emulated:fail=x", "emulated:fail=0",
-        "emulated:speed=1", "emulated:memory=1:", "emulatedx", "0,auto"})
+        "emulated:speed=1", "emulated:memory=1:", "emulatedx", "0,auto", "emulated:mpi=1", "0:mpi=cuda"})
     EXPECT_THROW(parse_gpu_request(text, false), UsageError) << text;
 }
 
@@ -122,22 +124,37 @@ TEST(LocalPlace, CountsTheExpertRanksOfAMachine) {
 }
 
 TEST(ChooseTransport, NeedsTheLibraryAndTheTest) {
-  const TransportFacts good{true, true, "Some MPI", "", true};
+  const TransportFacts good{true, false, true, "Some MPI", ""};
   EXPECT_EQ(choose_transport(TransportRequest::Auto, good).transport, Transport::CudaAware);
+  EXPECT_EQ(choose_transport(TransportRequest::Auto, good).why,
+            "Some MPI supports CUDA and the self-test passed");
+  EXPECT_EQ(choose_transport(TransportRequest::CudaAware, good).transport, Transport::CudaAware);
   EXPECT_EQ(choose_transport(TransportRequest::Staged, good).transport, Transport::Staged);
-  const TransportFacts no_support{true, false, "Some MPI", "", true},
-      crashed{true, true, "Some MPI", "self-test ended by signal 11", true},
-      no_device{false, false, "", "", true};
-  for (const TransportFacts& facts : {no_support, crashed, no_device})
-    EXPECT_EQ(choose_transport(TransportRequest::Auto, facts).transport, Transport::Staged);
-  EXPECT_EQ(choose_transport(TransportRequest::Auto, no_support).why, "Some MPI has no CUDA support");
-  EXPECT_EQ(choose_transport(TransportRequest::Auto, crashed).why, "self-test ended by signal 11");
-  EXPECT_THROW(choose_transport(TransportRequest::CudaAware, crashed), ResourceError);
+  EXPECT_EQ(choose_transport(TransportRequest::Staged, good).why, "as asked");
+  struct Obstacle {
+    TransportFacts facts;
+    const char* why;
+  };
+  for (const Obstacle& obstacle :
+       {Obstacle{{true, false, false, "Some MPI", ""}, "Some MPI has no CUDA support"},
+        Obstacle{{true, false, true, "Some MPI", "self-test ended by signal 11"},
+                 "self-test ended by signal 11"},
+        Obstacle{{true, true, false, "", ""}, "a single process sends no messages"}}) {
+    const TransportChoice choice = choose_transport(TransportRequest::Auto, obstacle.facts);
+    EXPECT_EQ(choice.transport, Transport::Staged);
+    EXPECT_EQ(choice.why, obstacle.why);
+    try {
+      choose_transport(TransportRequest::CudaAware, obstacle.facts);
+      ADD_FAILURE() << obstacle.why;
+    } catch (const ResourceError& error) {
+      EXPECT_EQ(error.what(),
+                "--transport cuda-aware: " + std::string(obstacle.why) + "; use --transport staged");
+    }
+  }
+  const TransportFacts no_device{false, false, false, "", ""};
+  EXPECT_EQ(choose_transport(TransportRequest::Auto, no_device).transport, Transport::Staged);
   EXPECT_EQ(choose_transport(TransportRequest::CudaAware, no_device).transport, Transport::Staged)
       << "CPU ranks have nothing to send";
-  const TransportFacts today{true, true, "Some MPI", ""};
-  EXPECT_EQ(choose_transport(TransportRequest::Auto, today).transport, Transport::Staged);
-  EXPECT_THROW(choose_transport(TransportRequest::CudaAware, today), ResourceError);
   EXPECT_EQ(parse_transport("cuda-aware"), TransportRequest::CudaAware);
   EXPECT_THROW(parse_transport("fast"), UsageError);
 }

@@ -1,15 +1,18 @@
 // An expert rank with a (emulated) GPU: the same bits as a CPU rank, alone and mixed with CPU ranks in one
-// job; memory plans and refusals with their numbers; a device that dies ends the job with rank, host and
-// cause.
+// job, with messages in host and in device memory; memory plans and refusals with their numbers; a device
+// that dies ends the job with rank, host and cause.
 #include "runtime/gpu_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <thread>
 
 #include "kernels/cuda/emulated_device.h"
+#include "runtime/exchange/messages.h"
 #include "runtime/expert_rank.h"
+#include "tests/runtime/support/device_aware_communicator.h"
 #include "tests/runtime/support/memory_communicator.h"
 #include "tests/runtime/support/random_experts.h"
 
@@ -48,6 +51,101 @@ std::uint64_t device_bytes_for(const ModelConfig& config, const ExpertLimits& li
   return cuda::DeviceMemoryPlan::of(options).device_bytes;
 }
 
+/// What an expert rank of a Job computes on.
+struct RankKind {
+  bool gpu = true;
+  cuda::EmulatedOptions device;
+  GpuEngineOptions options;
+  std::function<void(cuda::Device&)> before_load;  // once memory is planned
+};
+
+/// A host rank in this thread and expert ranks in others.
+class Job {
+ public:
+  Job(const ModelConfig& config, std::uint32_t rows, std::vector<RankKind> kinds, ExitCode end = ExitCode::Ok)
+      : config_(config),
+        limits_(ExpertLimits::of(config, rows)),
+        placement_(Placement::make("cyclic", config, static_cast<std::uint32_t>(kinds.size()))),
+        communicators_(testing::memory_communicators(static_cast<int>(kinds.size()) + 1)),
+        kinds_(std::move(kinds)),
+        source_(config) {
+    for (std::size_t index = 0; index < kinds_.size(); ++index)
+      threads_.emplace_back([this, index, end] { EXPECT_EQ(run_rank(index), end) << "rank " << index + 1; });
+    experts_ = remote_experts(*communicators_[0], placement_, source_.geometry(), limits_);
+  }
+  ~Job() {
+    experts_->close(ExitCode::Ok);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Experts& experts() { return *experts_; }
+  /// Begins a call; its arrays stay until the job ends.
+  RandomCall& begin(std::uint32_t block, std::uint32_t rows, std::uint64_t seed) {
+    calls_.push_back(std::make_unique<RandomCall>(config_, block, rows, seed));
+    experts_->begin(calls_.back()->view());
+    return *calls_.back();
+  }
+  std::vector<std::uint16_t> finish(const RandomCall& call) {
+    std::vector<BFloat16> outputs(call.routes.size() * call.dim);
+    experts_->finish(outputs);
+    return bits(outputs);
+  }
+  std::vector<std::uint16_t> expected(const RandomCall& call) { return cpu_result(source_, limits_, call); }
+
+  /// What the host is told when `body` fails, as it must; ends the job with that failure's code.
+  std::string failure(const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      experts_->close(error.code());
+      return error.what();
+    }
+    ADD_FAILURE() << "nothing has failed";
+    return {};
+  }
+
+ private:
+  ExitCode run_rank(std::size_t index) {
+    Communicator& communicator = *communicators_[index + 1];
+    const RankKind& kind = kinds_[index];
+    RandomExperts own(config_);
+    Compute compute(plain_ops(), 1);
+    if (!kind.gpu)
+      return run_expert_rank(communicator, placement_, *cpu_engine(own, compute, limits_), limits_, {});
+    auto opened = cuda::emulated_device(kind.device);
+    cuda::Device& device = *opened;
+    const auto engine = gpu_engine(std::move(opened), own, &placement_, static_cast<std::uint32_t>(index),
+                                   limits_, kind.options);
+    if (kind.before_load) kind.before_load(device);
+    if (!kind.options.messages_on_device)
+      return run_expert_rank(communicator, placement_, *engine, limits_, {});
+    testing::DeviceAwareCommunicator aware(communicator, device);
+    return run_expert_rank(aware, placement_, *engine, limits_, {});
+  }
+
+  const ModelConfig config_;
+  const ExpertLimits limits_;
+  const Placement placement_;
+  const std::vector<std::unique_ptr<Communicator>> communicators_;
+  const std::vector<RankKind> kinds_;
+  RandomExperts source_;
+  std::vector<std::thread> threads_;
+  std::unique_ptr<Experts> experts_;
+  std::vector<std::unique_ptr<RandomCall>> calls_;
+};
+
+/// Whether messages lie in device memory.
+class GpuRank : public ::testing::TestWithParam<bool> {
+ protected:
+  GpuEngineOptions options() const {
+    GpuEngineOptions chosen;
+    chosen.messages_on_device = GetParam();
+    return chosen;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Transports, GpuRank, ::testing::Bool(),
+                         [](const auto& test) { return std::string(test.param ? "CudaAware" : "Staged"); });
+
 TEST(GpuEngine, EqualsTheCpuEngine) {
   const ModelConfig config = small_config(5, 3, 64, 32);
   RandomExperts source(config);
@@ -78,110 +176,108 @@ TEST(GpuEngine, EqualsTheCpuEngine) {
   }
 }
 
-TEST(GpuEngine, MixedCpuAndGpuRanksAnswerAsOne) {
+TEST_P(GpuRank, MixedCpuAndGpuRanksAnswerAsOne) {
   const ModelConfig config = small_config(6, 3, 64, 32);
-  RandomExperts source(config);
+  const RankKind one{true, {.order = cuda::emulation::Order::Shuffled}, options(), {}};
+  const RankKind other{true, {.tensor_copies = false}, options(), {}};
+  Job job(config, 4, {one, {.gpu = false, .device = {}, .options = {}, .before_load = {}}, other});
+  for (std::uint32_t block = 0; block < config.n_blocks(); ++block) {
+    // Two calls on the way, of different sizes.
+    const RandomCall& first = job.begin(block, 4, block + 1);
+    const RandomCall& second = job.begin(block, 1 + block % 3, block + 50);
+    EXPECT_EQ(job.finish(first), job.expected(first)) << "block " << block;
+    EXPECT_EQ(job.finish(second), job.expected(second)) << "block " << block;
+  }
+}
+
+TEST_P(GpuRank, LittleMemoryGivesTheSameBits) {
+  const ModelConfig config = small_config(6, 3, 64, 32);
   const ExpertLimits limits = ExpertLimits::of(config, 4);
-  const Placement placement = Placement::make("cyclic", config, 3);
-  const auto communicators = testing::memory_communicators(4);
-  std::vector<std::thread> ranks;
-  for (int rank = 1; rank <= 3; ++rank)
-    ranks.emplace_back([&, rank] {
-      RandomExperts own(config);
-      Compute compute(plain_ops(), 1);
-      const auto engine = rank == 2
-                              ? cpu_engine(own, compute, limits)
-                              : gpu_engine(cuda::emulated_device({.order = cuda::emulation::Order::Shuffled,
-                                                                  .tensor_copies = rank == 1}),
-                                           own, &placement, static_cast<std::uint32_t>(rank - 1), limits, {});
-      EXPECT_EQ(
-          run_expert_rank(*communicators[static_cast<std::size_t>(rank)], placement, *engine, limits, {}),
-          ExitCode::Ok);
-    });
-  {
-    const auto experts = remote_experts(*communicators[0], placement, source.geometry(), limits);
-    for (std::uint32_t block = 0; block < config.n_blocks(); ++block) {
-      const RandomCall call(config, block, 4, block + 1);
-      std::vector<BFloat16> outputs(call.routes.size() * call.dim);
-      experts->begin(call.view());
-      experts->finish(outputs);
-      EXPECT_EQ(bits(outputs), cpu_result(source, limits, call)) << "block " << block;
-    }
-    experts->close(ExitCode::Ok);
-  }
-  for (std::thread& rank : ranks) rank.join();
-}
-
-/// A job of a host rank and one GPU rank whose second call does not succeed; what the host is told.
-std::string told_of(const cuda::EmulatedOptions& device, const GpuEngineOptions& options) {
-  const ModelConfig config = small_config(4, 2, 32, 32);
   RandomExperts source(config);
-  const ExpertLimits limits = ExpertLimits::of(config, 2);
-  const Placement placement = Placement::make("cyclic", config, 1);
-  const auto communicators = testing::memory_communicators(2);
-  std::thread rank([&] {
-    const auto engine = gpu_engine(cuda::emulated_device(device), source, &placement, 0, limits, options);
-    EXPECT_EQ(run_expert_rank(*communicators[1], placement, *engine, limits, {}), ExitCode::Resources);
-  });
-  std::string told;
-  const auto experts = remote_experts(*communicators[0], placement, source.geometry(), limits);
-  LoadProgress loaded;
-  experts->await_ready([&](const LoadProgress& progress) { loaded = progress; });
-  EXPECT_EQ(loaded.done_bytes, loaded.total_bytes);
-  const RandomCall call(config, 0, 1, 1);
-  std::vector<BFloat16> outputs(call.routes.size() * call.dim);
-  experts->begin(call.view());
-  experts->finish(outputs);
-  experts->begin(call.view());
-  try {
-    experts->finish(outputs);
-  } catch (const Error& error) {
-    told = error.what();
-    experts->close(error.code());
+  GpuEngineOptions few = options();
+  few.device_bytes = device_bytes_for(config, limits, 3) + (GetParam() ? 4096 : 0);
+  GpuMemoryPlan plan;
+  gpu_engine(cuda::emulated_device(), source, nullptr, 0, limits, few, &plan);
+  EXPECT_LT(plan.resident_experts, 6u);
+  EXPECT_EQ(plan.message_bytes > 0, GetParam());
+  // The device has what is planned, and not a byte more.
+  few.device_bytes = plan.device_bytes;
+  Job job(config, 4, {{true, {.memory_bytes = plan.device_bytes}, few, {}}});
+  for (const std::uint32_t block : {0u, 1u, 0u, 4u}) {
+    const RandomCall& call = job.begin(block, 4, block + 7);
+    EXPECT_EQ(job.finish(call), job.expected(call)) << "block " << block;
   }
-  rank.join();
-  return told;
+  EXPECT_GT(job.experts().residency().misses, 0u);
 }
 
-TEST(GpuEngine, ADeviceThatDiesEndsTheJobWithRankAndCause) {
+/// What the host is told by a rank whose second call does not succeed, while a third is on its way.
+std::string told_of(const cuda::EmulatedOptions& device, const GpuEngineOptions& options) {
+  Job job(small_config(4, 2, 32, 32), 2, {{true, device, options, {}}}, ExitCode::Resources);
+  LoadProgress loaded;
+  job.experts().await_ready([&](const LoadProgress& progress) { loaded = progress; });
+  EXPECT_EQ(loaded.done_bytes, loaded.total_bytes);
+  job.finish(job.begin(0, 1, 1));
+  const RandomCall& fatal = job.begin(0, 1, 2);
+  job.begin(1, 2, 3);
+  return job.failure([&] { job.finish(fatal); });
+}
+
+TEST_P(GpuRank, ADeviceThatDiesEndsTheJobWithRankAndCause) {
   EXPECT_THAT(
-      told_of({.fail_launch = 2}, {}),
+      told_of({.fail_launch = 2}, options()),
       AllOf(HasSubstr("rank 1 (memory1)"), HasSubstr("the launch was told to fail"), HasSubstr("block 0")));
 }
 
-TEST(GpuEngine, ADeviceThatHangsEndsTheJobWithRankAndCause) {
-  GpuEngineOptions options;
-  options.hang_after = std::chrono::milliseconds(100);
+TEST_P(GpuRank, ADeviceThatHangsEndsTheJobWithRankAndCause) {
+  GpuEngineOptions impatient = options();
+  impatient.hang_after = std::chrono::milliseconds(100);
   EXPECT_THAT(
-      told_of({.hang_launch = 2}, options),
+      told_of({.hang_launch = 2}, impatient),
       AllOf(HasSubstr("rank 1 (memory1)"), HasSubstr("GPU 0 (emulated device) hangs"), HasSubstr("0.1 s")));
 }
 
-TEST(GpuEngine, ADeviceWithoutTheMemoryItReportedEndsTheJobWhileLoading) {
+TEST_P(GpuRank, ADeviceWithoutTheMemoryItReportedEndsTheJobWhileLoading) {
+  const auto take_all = [](cuda::Device& device) { device.allocate(device.free_bytes()); };
+  Job job(small_config(4, 2, 32, 32), 2, {{true, {}, options(), take_all}}, ExitCode::Resources);
+  job.experts().set_phase("load");
+  EXPECT_THAT(job.failure([&] { job.experts().await_ready({}); }),
+              AllOf(HasSubstr("rank 1 (memory1)"), HasSubstr("bytes asked for"), HasSubstr("load")));
+}
+
+TEST(GpuEngine, OnlyTheEndsOfMessagesOnTheDeviceGoThroughTheHost) {
   const ModelConfig config = small_config(4, 2, 32, 32);
   RandomExperts source(config);
+  auto opened = cuda::emulated_device();
+  cuda::Device& device = *opened;
+  GpuEngineOptions options;
+  options.messages_on_device = true;
   const ExpertLimits limits = ExpertLimits::of(config, 2);
-  const Placement placement = Placement::make("cyclic", config, 1);
-  const auto communicators = testing::memory_communicators(2);
-  std::thread rank([&] {
-    auto device = cuda::emulated_device();
-    cuda::Device& other_user = *device;
-    const auto engine = gpu_engine(std::move(device), source, &placement, 0, limits, {});
-    other_user.allocate(other_user.free_bytes());  // after the plan was made; freed with the device
-    EXPECT_EQ(run_expert_rank(*communicators[1], placement, *engine, limits, {}), ExitCode::Resources);
-  });
-  const auto experts = remote_experts(*communicators[0], placement, source.geometry(), limits);
-  experts->set_phase("load");
-  try {
-    experts->await_ready({});
-    ADD_FAILURE() << "the memory is gone";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::Resources);
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("rank 1 (memory1)"), HasSubstr("bytes asked for"), HasSubstr("load")));
-    experts->close(error.code());
+  const auto engine = gpu_engine(std::move(opened), source, nullptr, 0, limits, options);
+  EXPECT_EQ(engine->message_memory(), nullptr) << "memory is taken by load()";
+  engine->load([](const LoadProgress&) {});
+  MessageMemory& messages = *engine->message_memory();
+  const std::span<std::byte> message = messages.allocate(200);
+  const auto at = [&](std::size_t index) { return static_cast<std::byte>(index); };
+  {
+    const cuda::EmulatedAccess access(device);
+    for (std::size_t index = 0; index < message.size(); ++index) message[index] = at(index);
   }
-  rank.join();
+  const std::size_t tail = wire::request_tail(limits);
+  ASSERT_EQ(tail, limits.max_routes * sizeof(wire::WireRoute));
+  for (const std::size_t bytes : {std::size_t{200}, std::size_t{50}, std::size_t{7}}) {
+    const MessageEnds ends = messages.read_ends(message.first(bytes), wire::kRequestHead, tail, {});
+    EXPECT_EQ(ends.bytes, bytes);
+    ASSERT_EQ(ends.head.size(), std::min(bytes, wire::kRequestHead));
+    ASSERT_EQ(ends.tail.size(), std::min(bytes, tail));
+    for (std::size_t index = 0; index < ends.head.size(); ++index) EXPECT_EQ(ends.head[index], at(index));
+    for (std::size_t index = 0; index < ends.tail.size(); ++index)
+      EXPECT_EQ(ends.tail[index], at(bytes - ends.tail.size() + index));
+  }
+  const std::vector<std::byte> head(sizeof(wire::ReplyHead), std::byte{0xEE});
+  messages.write_head(message, head, {});
+  const cuda::EmulatedAccess access(device);
+  EXPECT_EQ(message[head.size() - 1], std::byte{0xEE});
+  EXPECT_EQ(message[head.size()], at(head.size()));
 }
 
 TEST(GpuEngine, RanksThatShareADeviceShareItsMemory) {

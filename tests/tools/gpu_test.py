@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import unittest
 
-from program import CHECKPOINTS, run
+from program import CHECKPOINTS, OB1, UCX, run
 
 MINI = CHECKPOINTS / "mini"
 IDS = "0,5,9,33,7,12"
@@ -17,8 +17,8 @@ class Jobs(unittest.TestCase):
         self.directory = pathlib.Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
 
-    def job(self, *arguments, **options):
-        return run(["--model", MINI, "--prompt-ids", IDS, "-n", "2", "--ignore-eos", *arguments], **options)
+    def job(self, *arguments, ids=IDS, **options):
+        return run(["--model", MINI, "--prompt-ids", ids, "-n", "2", "--ignore-eos", *arguments], **options)
 
     def dump(self, *arguments, **options):
         path = self.directory / "logits.h5"
@@ -35,7 +35,28 @@ class Jobs(unittest.TestCase):
                 content, result = self.dump("--devices", devices, ranks=ranks)
                 self.assertEqual(content, expected)
                 self.assertIn("GPU 0 (emulated device)", result.err)
-        # In one process, and chunk by chunk.
+
+    def test_both_transports_give_the_same_bytes(self):
+        expected, _ = self.dump("--devices", "none")
+        device = "emulated:mpi=cuda"
+        for devices, ranks in ((device, 2), (f"{device},cpu", 3), (f"{device},{device}", 3)):
+            for transport, says in ((["--transport", "staged"], "staged \\(as asked\\)"),
+                                    (["--transport", "cuda-aware"], "cuda-aware \\(.*the self-test passed\\)"),
+                                    ([], "cuda-aware \\(.*the self-test passed\\)")):
+                with self.subTest(devices=devices, transport=transport):
+                    content, result = self.dump("--devices", devices, *transport, ranks=ranks)
+                    self.assertEqual(content, expected)
+                    self.assertRegex(result.err, says)
+        # Steps of so many rows that two calls are on their way at once, and experts that do not all fit.
+        more = {"ids": ",".join(str(number % 50) for number in range(90))}
+        expected, _ = self.dump("--chunk", "40", "--devices", "none", **more)
+        for memory, mca in (([], OB1), ([], UCX), (["--expert-memory", "700K"], OB1)):
+            with self.subTest(memory=memory, mca=mca):
+                content, _ = self.dump("--chunk", "40", "--devices", f"{device},cpu", *memory, ranks=3, mca=mca, **more)
+                self.assertEqual(content, expected)
+
+    def test_in_one_process_and_chunk_by_chunk(self):
+        expected, _ = self.dump("--devices", "none")
         self.assertEqual(self.dump("--devices", "emulated", "--chunk", "3")[0], expected)
 
     def test_little_memory_gives_the_same_bytes(self):
@@ -54,6 +75,11 @@ class Jobs(unittest.TestCase):
         self.assertRegex(line, r"experts on rank 1 GPU 0 \(emulated device\); rank 2 \w+, \d+ thread")
         self.assertRegex(result.err, r"rank 1 on .*GPU 0 \(emulated device\): 46 of 46 experts .* stay on the GPU")
         self.assertIn("staged (as asked)", self.job("--transport", "staged", "--dry-run", ranks=2).err)
+        self.assertRegex(self.job("--devices", "emulated:mpi=cuda,emulated", "--dry-run", ranks=3).err,
+                         r"rank 1 cuda-aware \(by mpi=cuda in --devices .+ supports CUDA and the self-test passed\); "
+                         r"rank 2 staged \(.+ has no CUDA support\)")
+        self.assertIn("staged (a single process sends no messages)",
+                      self.job("--devices", "emulated:mpi=cuda", "--dry-run").err)
 
     def refused(self, code, *words, arguments, ranks):
         for more in ([], ["--dry-run"]):
@@ -76,8 +102,10 @@ class Jobs(unittest.TestCase):
                      arguments=["--devices", "emulated", "--expert-memory", "2G"], ranks=2)
         self.refused(4, "--transport cuda-aware", "no rank computes on a GPU",
                      arguments=["--devices", "none", "--transport", "cuda-aware"], ranks=2)
-        self.refused(4, "rank 1 (", "--transport cuda-aware", "use --transport staged",
+        self.refused(4, "rank 1 (", "--transport cuda-aware", "has no CUDA support; use --transport staged",
                      arguments=["--devices", "emulated", "--transport", "cuda-aware"], ranks=2)
+        self.refused(4, "--transport cuda-aware: a single process sends no messages; use --transport staged",
+                     arguments=["--devices", "emulated:mpi=cuda", "--transport", "cuda-aware"], ranks=0)
         self.refused(2, "--devices takes", arguments=["--devices", "0,x"], ranks=2)
         self.refused(2, "--transport fast", arguments=["--transport", "fast"], ranks=2)
 
@@ -86,7 +114,9 @@ class Jobs(unittest.TestCase):
 
     def test_a_device_that_dies_or_hangs_ends_the_job(self):
         for device, cause, options in (("emulated:fail=20", "the launch was told to fail", []),
-                                       ("emulated:hang=20", "GPU 0 (emulated device) hangs", ["--rank-timeout", "3"])):
+                                       ("emulated:mpi=cuda:fail=20", "the launch was told to fail", []),
+                                       ("emulated:hang=20", "GPU 0 (emulated device) hangs", ["--rank-timeout", "3"]),
+                                       ("emulated:mpi=cuda:hang=20", "GPU 0 (emulated device) hangs", ["--rank-timeout", "3"])):
             with self.subTest(device=device):
                 result = self.job("--devices", f"cpu,{device}", *options, ranks=3)
                 self.assertEqual(result.code, 4, result.err)
