@@ -18,8 +18,10 @@ __global__ void __launch_bounds__(kThreads) experts_kernel(const ExpertLaunch la
   if constexpr ((__CUDA_ARCH__ >= 800) == (kStages > 2)) run_experts<kRows, kStages>(launch);
 #endif
 }
+// Asked for two blocks per multiprocessor, ptxas has registers to spare; left to itself it aims at so many more
+// that it spills.
 template <unsigned kRows, unsigned kStages>
-__global__ void __launch_bounds__(kThreads) linear_kernel(const LinearLaunch launch) {
+__global__ void __launch_bounds__(kThreads, 2) linear_kernel(const LinearLaunch launch) {
 #if defined(__CUDA_ARCH__)
   if constexpr ((__CUDA_ARCH__ >= 800) == (kStages > 2)) run_linear<kRows, kStages>(launch);
 #endif
