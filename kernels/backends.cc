@@ -8,6 +8,7 @@
 #if defined(__x86_64__)
 #include "kernels/avx2/avx2.h"
 #include "kernels/avx512/avx512.h"
+#include "kernels/avx512_vbmi/avx512_vbmi.h"
 #endif
 
 namespace dsv41 {
@@ -19,16 +20,21 @@ struct Entry {
   bool (*usable)();
 };
 
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+}
+#endif
+
 // __builtin_cpu_supports also asks the system whether it saves the wide registers.
 constexpr Entry kBackends[] = {
 #if defined(__x86_64__)
-    {avx512_ops, "AVX-512 F BW DQ VL VNNI",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-     }},
+    {avx512_vbmi_ops, "AVX-512 F BW DQ VL VNNI VBMI, GFNI",
+     [] { return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"); }},
+    {avx512_ops, "AVX-512 F BW DQ VL VNNI", has_avx512},
     {avx2_ops, "AVX2 FMA BMI",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

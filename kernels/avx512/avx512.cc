@@ -11,6 +11,9 @@ const Ops& avx512_ops() {
     table.name = "avx512";
     table.linear_fp8 = avx512::linear_fp8;
     table.linear_fp4 = avx512::linear_fp4;
+    table.linear_bf16 = avx512::linear_bf16;
+    table.linear_wide = avx512::linear_wide;
+    table.linear_fp8_unquantized = avx512::linear_fp8_unquantized;
     return table;
   }();
   return ops;

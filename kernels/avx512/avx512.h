@@ -13,6 +13,14 @@ namespace avx512 {
 
 void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat16* out);
 void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
+/// linear_fp8 of a few rows whose codes and scales are numbers.
+void linear_fp8_few(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
+
+void linear_bf16(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Bf16Matrix& w, Range range,
+                 BFloat16* out);
+void linear_wide(const BFloat16* x, std::size_t rows, const Bf16Matrix& w, Range range, float* out);
+void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Fp8Matrix& w,
+                            Range range, BFloat16* out, std::size_t out_stride);
 
 }  // namespace avx512
 }  // namespace dsv41

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLanes = 16;       // output features per vector
 constexpr std::size_t kGroup = 16;       // blocks whose results share a vector
-constexpr std::size_t kPrefetch = 2048;  // bytes of weights fetched ahead of their use
+constexpr std::size_t kPrefetch = 8192;  // bytes of weights fetched ahead of their use
 
 inline __m512i load(const void* from) {
   return _mm512_loadu_si512(from);
@@ -22,6 +22,18 @@ inline void store(void* to, __m512i value) {
 }
 inline __m128i load16(const void* from) {
   return _mm_loadu_si128(static_cast<const __m128i*>(from));
+}
+
+/// One bit for each of the first `bytes` bytes of 64.
+constexpr std::uint64_t first_bytes(std::size_t bytes) {
+  return bytes >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bytes) - 1;
+}
+/// The bytes that `mask` names; the others are zero and not read.
+inline __m512i load_part(const void* from, std::uint64_t mask) {
+  return _mm512_maskz_loadu_epi8(mask, from);
+}
+inline __m256i load32(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
 }
 
 inline __m512i broadcast_dword(const void* from) {
@@ -46,6 +58,18 @@ inline __m512i integers_of(const std::uint8_t* codes) {
   const __m512i magnitude = _mm512_sllv_epi32(mantissa, _mm512_sub_epi32(exponent, normal));
   const __m512i sign = _mm512_srai_epi32(_mm512_slli_epi32(code, 24), 31);
   return _mm512_sub_epi32(_mm512_xor_si512(magnitude, sign), sign);
+}
+
+/// Sixteen dwords, which fit words: the eight even ones at `to`, the odd ones 32 words further.
+inline void store_even_odd(std::int16_t* to, __m512i values) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi64_epi16(values));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 32), _mm512_cvtepi64_epi16(_mm512_srli_epi64(values, 32)));
+}
+
+/// Sixteen fp64 values rounded to fp32.
+inline __m512 join_floats(__m512d low, __m512d high) {
+  const __m512d halves = _mm512_castpd256_pd512(_mm256_castps_pd(_mm512_cvtpd_ps(low)));
+  return _mm512_castpd_ps(_mm512_insertf64x4(halves, _mm256_castps_pd(_mm512_cvtpd_ps(high)), 1));
 }
 
 /// True when one of the `count` codes is an E4M3 NaN (0x7F, 0xFF).
@@ -93,6 +117,24 @@ inline __m512i sum_quads(__m512i a, __m512i b, __m512i c, __m512i d) {
   const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
   const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
   return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+}
+
+/// a0 + a1, b0 + b1, a2 + a3, ...
+inline __m512i sum_twos(__m512i a, __m512i b) {
+  const __m512i kept = _mm512_mask_blend_epi32(0xAAAA, a, b), moved = _mm512_mask_blend_epi32(0xAAAA, b, a);
+  return _mm512_add_epi32(kept, _mm512_shuffle_epi32(moved, _MM_PERM_CDAB));
+}
+/// The same sums as sum_quads, with half as many shuffles and more blends, which more execution units can do.
+inline __m512i sum_fours(__m512i a, __m512i b, __m512i c, __m512i d) {
+  const __m512i ab = sum_twos(a, b), cd = sum_twos(c, d);
+  const __m512i kept = _mm512_mask_blend_epi64(0xAA, ab, cd), moved = _mm512_mask_blend_epi64(0xAA, cd, ab);
+  return _mm512_add_epi32(kept, _mm512_shuffle_epi32(moved, _MM_PERM_BADC));
+}
+
+/// Sums of neighbouring 128-bit parts: a0 + a1, b0 + b1, a2 + a3, b2 + b3.
+inline __m512i sum_parts(__m512i a, __m512i b) {
+  const __m512i kept = _mm512_mask_blend_epi32(0xF0F0, a, b), moved = _mm512_mask_blend_epi32(0xF0F0, b, a);
+  return _mm512_add_epi32(kept, _mm512_shuffle_i32x4(moved, moved, 0xB1));
 }
 
 /// Scales of sixteen features (one pointer each) over `blocks` blocks as fp32 [blocks][stride], stride >= 16.

@@ -90,9 +90,15 @@ inline Unpacked unpack(__m512i codes) {
   alignas(16) static constexpr std::uint8_t kHalvesPlus12[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                                  12, 11, 10, 9,  8,  6,  4,  0};
   const __m512i table = _mm512_broadcast_i32x4(load16(kHalvesPlus12));
-  const __m512i nibble = _mm512_set1_epi8(15);
-  return {_mm512_shuffle_epi8(table, _mm512_and_si512(codes, nibble)),
-          _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble))};
+  const __m512i upper = _mm512_srli_epi16(codes, 4);
+#if defined(DSV41_AVX512_VBMI)
+  // Six bits choose from 64 bytes, which repeat the table: the two bits above a half byte do not matter.
+  return {_mm512_permutexvar_epi8(codes, table), _mm512_permutexvar_epi8(upper, table)};
+#else
+  const __m512i half_byte = _mm512_set1_epi8(15);
+  return {_mm512_shuffle_epi8(table, _mm512_and_si512(codes, half_byte)),
+          _mm512_shuffle_epi8(table, _mm512_and_si512(upper, half_byte))};
+#endif
 }
 
 /// Digit sums of four blocks, four dwords each.
@@ -139,13 +145,15 @@ DSV41_OUT_OF_LINE void row_terms(const Group* x, std::size_t blocks, const std::
     }
     group_terms(x[g], group_codes, load16(scales + g * kGroup), terms + g * kGroup);
   }
-  if (rest != 0) {  // the row ends inside a group: nothing beyond it may be read
-    std::uint8_t last_codes[256] = {}, last_scales[kGroup] = {};
-    std::memcpy(last_codes, codes + whole * 256, rest * 16);
-    std::memcpy(last_scales, scales + whole * kGroup, rest);
-    for (std::size_t q = 0; q < 4; ++q) group_codes[q] = load(last_codes + q * 64);
-    group_terms(x[whole], group_codes, load16(last_scales), terms + whole * kGroup);
+  if (rest == 0) return;  // else the row ends inside a group: nothing beyond it may be read
+  for (std::size_t q = 0; q < 4; ++q) {
+    const std::size_t bytes = rest * 16 - std::min(rest * 16, q * 64);
+    group_codes[q] = load_part(codes + whole * 256 + q * 64, first_bytes(bytes));
+    _mm_prefetch(reinterpret_cast<const char*>(codes + whole * 256 + q * 64 + kPrefetch), _MM_HINT_T0);
   }
+  const __m128i last_scales =
+      _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bytes(rest)), scales + whole * kGroup);
+  group_terms(x[whole], group_codes, last_scales, terms + whole * kGroup);
 }
 
 void one_row(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Range range,

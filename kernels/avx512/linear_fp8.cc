@@ -1,5 +1,5 @@
 // FP8 linears with AVX-512 VNNI (docs/numerics.md 1). Weights become int16 in units of 2^-6; the few codes
-// below 2^-3 have a remainder that a correction adds. An activation block is v * 2^(shift-9) with integers v:
+// below 2^-2 have a remainder that a correction adds. An activation block is v * 2^(shift-9) with integers v:
 // one int16 limb where the block's dot product fits 32 bits, else two that are combined in fp64. Scales and
 // sums follow the contract literally.
 #include <algorithm>
@@ -11,15 +11,17 @@
 #include "kernels/avx512/target_begin.h"
 
 #include "kernels/avx512/blocks.h"
+#include "kernels/avx512/fp8_codes.h"
 
 namespace dsv41::avx512 {
 namespace {
 
+constexpr std::size_t kFewRows = 8;          // so many rows do not pay for a decoded tile
 constexpr std::int32_t kLimb = 4096;         // base of the second limb
 constexpr std::int32_t kLargestSum = 74898;  // times 28672, the largest weight, stays below 2^31
 
-/// Sixteen blocks of an activation row. Two blocks share 64 words per limb, in the order in which unpacking
-/// 64 code bytes gives them: words 0-7 and 16-23 of both blocks, then words 8-15 and 24-31 of both.
+/// Sixteen blocks of an activation row. Two blocks share 64 words per limb: the even elements of both, then
+/// the odd ones.
 struct alignas(64) Group {
   std::int16_t limbs[kGroup / 2][2][64];
   float unit[kGroup];        // 2^(shift-15)
@@ -29,11 +31,6 @@ struct alignas(64) Group {
   const std::int16_t* limb(std::size_t b, std::size_t l) const { return limbs[b / 2][l] + b % 2 * 16; }
 };
 
-/// Where value k of a block lies behind limb().
-constexpr std::size_t place_of(std::size_t k) {
-  return k / 8 % 2 * 32 + k / 16 * 8 + k % 8;
-}
-
 struct Limbs {
   std::size_t blocks = 0, groups = 0;  // blocks beyond `blocks` of the last group are zero
   std::vector<Group> storage;
@@ -41,13 +38,6 @@ struct Limbs {
   void set(const QuantizedRows& x);
   const Group* row(std::size_t index) const { return storage.data() + index * groups; }
 };
-
-/// Sixteen values of a block as words: the first eight, and 32 words further the others.
-inline void store_words(std::int16_t* to, __m512i values) {
-  const __m256i words = _mm512_cvtepi32_epi16(values);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(words));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 32), _mm256_extracti128_si256(words, 1));
-}
 
 void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
   __m512i v[2] = {integers_of(codes), integers_of(codes + 16)};
@@ -66,9 +56,9 @@ void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
       low = _mm512_sub_epi32(_mm512_and_si512(_mm512_add_epi32(v[i], half), _mm512_set1_epi32(kLimb - 1)),
                              half);
     }
-    store_words(group.limbs[b / 2][0] + b % 2 * 16 + i * 8, low);
-    store_words(group.limbs[b / 2][1] + b % 2 * 16 + i * 8,
-                _mm512_srai_epi32(_mm512_sub_epi32(v[i], low), 12));
+    store_even_odd(group.limbs[b / 2][0] + b % 2 * 16 + i * 8, low);
+    store_even_odd(group.limbs[b / 2][1] + b % 2 * 16 + i * 8,
+                   _mm512_srai_epi32(_mm512_sub_epi32(v[i], low), 12));
   }
 }
 
@@ -88,165 +78,6 @@ void Limbs::set(const QuantizedRows& x) {
   }
 }
 
-struct Words {
-  __m512i low, high;  // of the first and the second eight bytes of each 128-bit part
-};
-
-/// 64 codes as multiples of 2^-6, rounded to zero below 2^-3. A code is sign, E/2 (3 bits) | E%2, fraction (3
-/// bits): (8 + fraction) << E%2 comes from the lower half byte, the signed power of four from the upper one.
-inline Words words_of(__m512i codes) {
-  alignas(16) static constexpr std::int8_t kMantissas[16] = {8,  9,  10, 11, 12, 13, 14, 15,
-                                                             16, 18, 20, 22, 24, 26, 28, 30};
-  alignas(16) static constexpr std::int8_t kPowersLow[16] = {0, 0, 1,  4,  16,  64,  0, 0,
-                                                             0, 0, -1, -4, -16, -64, 0, 0};
-  alignas(16) static constexpr std::int8_t kPowersHigh[16] = {0, 0, 0,  0,  0,  0,  1,  4,
-                                                              0, 0, -1, -1, -1, -1, -1, -4};
-  const __m512i half_byte = _mm512_set1_epi8(15);
-  const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(codes, 4), half_byte);
-  const __m512i mantissa =
-      _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load16(kMantissas)), _mm512_and_si512(codes, half_byte));
-  const __m512i low = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load16(kPowersLow)), upper);
-  const __m512i high = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load16(kPowersHigh)), upper);
-  const __m512i zero = _mm512_setzero_si512();
-  return {_mm512_mullo_epi16(_mm512_unpacklo_epi8(mantissa, zero), _mm512_unpacklo_epi8(low, high)),
-          _mm512_mullo_epi16(_mm512_unpackhi_epi8(mantissa, zero), _mm512_unpackhi_epi8(low, high))};
-}
-
-/// One bit per code that words_of does not give exactly or that is zero or NaN.
-inline std::uint64_t rare_codes(__m512i codes) {
-  const __m512i twice = _mm512_add_epi8(_mm512_add_epi8(codes, codes), _mm512_set1_epi8(2));  // NaN 0, zero 2
-  return _mm512_cmple_epu8_mask(twice, _mm512_set1_epi8(64));
-}
-
-/// What words_of leaves out of a rare code, in units of 2^-9.
-inline std::int32_t remainder_of(std::uint8_t code) {
-  const std::int32_t exponent = code >> 3 & 15, fraction = code & 7;
-  if (exponent > 3) return 0;
-  const std::int32_t magnitude = exponent == 0 ? fraction : (8 + fraction) << (exponent - 1);
-  return code > 127 ? -magnitude : magnitude;
-}
-
-/// Four dwords for each half of two blocks.
-inline __m512i dot(const Words& w, const std::int16_t* pair) {
-  return _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), w.low, load(pair)), w.high,
-                             load(pair + 32));
-}
-
-// ---- one row: each weight row is read once, in order
-// ---------------------------------------------------------------
-
-/// What a weight row leaves for repair(): a block's dot product of each limb, and which codes are rare.
-struct RowState {
-  std::vector<float> terms;             // [kLanes][groups * kGroup]
-  std::vector<std::int32_t> low, high;  // [groups * kGroup]
-  std::vector<std::uint32_t> rare, rare_blocks;
-  std::size_t rare_count = 0;
-};
-
-inline void group_terms(const Group& x, std::size_t first, const std::uint8_t* codes, __m128i scales,
-                        float* terms, RowState& state) {
-  __m512i dots[kGroup / 2];
-  for (std::size_t p = 0; p < kGroup / 2; ++p) {
-    const __m512i pair = load(codes + p * 64);
-    const Words w = words_of(pair);
-    dots[p] = dot(w, x.limbs[p][0]);
-    if ((x.two[2 * p] | x.two[2 * p + 1]) != 0) [[unlikely]] {
-      const __m512i high = dot(w, x.limbs[p][1]);
-      state.high[first + 2 * p] = _mm512_reduce_add_epi32(_mm512_maskz_mov_epi32(0x00FF, high));
-      state.high[first + 2 * p + 1] = _mm512_reduce_add_epi32(_mm512_maskz_mov_epi32(0xFF00, high));
-    }
-    const std::uint64_t found = rare_codes(pair);
-    for (std::size_t i = 0; i < 2; ++i) {
-      const auto of_block = static_cast<std::uint32_t>(found >> (32 * i));
-      state.rare[first + 2 * p + i] = of_block;
-      state.rare_blocks[state.rare_count] = static_cast<std::uint32_t>(first + 2 * p + i);
-      state.rare_count += of_block != 0;
-    }
-  }
-  // Parts 0 and 1 of a quad sum belong to the even blocks, parts 2 and 3 to the odd ones.
-  const __m512i a = sum_quads(dots[0], dots[1], dots[2], dots[3]),
-                c = sum_quads(dots[4], dots[5], dots[6], dots[7]);
-  const __m512i halves = _mm512_add_epi32(_mm512_shuffle_i32x4(a, c, 0x88), _mm512_shuffle_i32x4(a, c, 0xDD));
-  const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-  const __m512i sums = _mm512_permutexvar_epi32(order, halves);
-  store(state.low.data() + first, sums);
-  const __m512 d = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_loadu_ps(x.unit));
-  _mm512_storeu_ps(terms + first,
-                   _mm512_mul_ps(d, _mm512_mul_ps(_mm512_loadu_ps(x.scale), scales_of(scales))));
-}
-
-/// The term of one block from both limbs and its rare codes. False when a code is NaN.
-bool repair(const Group& x, std::size_t inside, const std::uint8_t* codes, std::uint32_t rare,
-            std::int32_t low, std::int32_t high, std::uint8_t scale, float* term) {
-  std::int64_t total = low + std::int64_t{kLimb} * (x.two[inside] != 0 ? high : 0);  // units of 2^-6 first
-  total *= 8;
-  for (; rare != 0; rare &= rare - 1) {
-    const auto k = static_cast<std::size_t>(std::countr_zero(rare));
-    if ((codes[k] & 0x7F) == 0x7F) return false;
-    const std::int32_t v = x.limb(inside, 0)[place_of(k)] + kLimb * x.limb(inside, 1)[place_of(k)];
-    total += std::int64_t{remainder_of(codes[k])} * v;
-  }
-  const float d = static_cast<float>(total) * (x.unit[inside] * 0.125f);
-  *term = d * (x.scale[inside] * decode_e8m0(scale));
-  return true;
-}
-
-/// The scaled block products of one weight row. False when a weight is NaN.
-DSV41_OUT_OF_LINE bool row_terms(const Limbs& x, const std::vector<std::uint32_t>& two_blocks,
-                                 const std::uint8_t* codes, const std::uint8_t* scales, float* terms,
-                                 RowState& state) {
-  const Group* const groups = x.row(0);
-  const std::size_t whole = x.blocks / kGroup, rest = x.blocks % kGroup;
-  state.rare_count = 0;
-  for (std::size_t g = 0; g < whole; ++g) {
-    const std::uint8_t* const from = codes + g * 512;
-    for (std::size_t line = 0; line < 512; line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(from + kPrefetch + line), _MM_HINT_T0);
-    group_terms(groups[g], g * kGroup, from, load16(scales + g * kGroup), terms, state);
-  }
-  if (rest != 0) {  // the row ends inside a group: nothing beyond it may be read
-    std::uint8_t last_codes[512] = {}, last_scales[kGroup] = {};
-    std::memcpy(last_codes, codes + whole * 512, rest * kBlock);
-    std::memcpy(last_scales, scales + whole * kGroup, rest);
-    group_terms(groups[whole], whole * kGroup, last_codes, load16(last_scales), terms, state);
-  }
-  const auto fix = [&](std::size_t b) {
-    return repair(groups[b / kGroup], b % kGroup, codes + b * kBlock, state.rare[b], state.low[b],
-                  state.high[b], scales[b], terms + b);
-  };
-  for (const std::uint32_t b : two_blocks)
-    if (!fix(b)) return false;
-  for (std::size_t i = 0; i < state.rare_count; ++i)
-    if (state.rare_blocks[i] < x.blocks && !fix(state.rare_blocks[i])) return false;
-  return true;
-}
-
-void one_row(const QuantizedRows& rows, const Limbs& x, const Fp8Matrix& w, Range range, BFloat16* out) {
-  static thread_local RowState state;
-  static thread_local std::vector<std::uint32_t> two_blocks;
-  const std::size_t stride = x.groups * kGroup;
-  if (state.low.size() < stride) {
-    state.terms.resize(kLanes * stride), state.low.resize(stride), state.high.resize(stride);
-    state.rare.resize(stride), state.rare_blocks.resize(stride + 1);
-  }
-  two_blocks.clear();
-  for (std::size_t b = 0; b < x.blocks; ++b)
-    if (x.row(0)[b / kGroup].two[b % kGroup] != 0) two_blocks.push_back(static_cast<std::uint32_t>(b));
-  for (std::size_t n = range.begin; n < range.end; n += kLanes) {
-    const std::size_t count = std::min(kLanes, range.end - n);
-    const std::uint8_t* const first_scales = w.scales + n / kBlock * x.blocks;
-    const std::uint8_t* const last_scales = w.scales + (n + count - 1) / kBlock * x.blocks;
-    bool numbers = !holds_e8m0_nan(first_scales, x.blocks) && !holds_e8m0_nan(last_scales, x.blocks);
-    for (std::size_t r = n; r < n + count && numbers; ++r)
-      numbers = row_terms(x, two_blocks, w.codes + r * w.k, w.scales + r / kBlock * x.blocks,
-                          state.terms.data() + (r - n) * stride, state);
-    if (numbers)
-      store_bfloat16(out + n, count, add_terms(state.terms.data(), stride, x.blocks));
-    else
-      plain_ops().linear_fp8(rows, w, {n, n + count}, out);  // NaN spreads as the definition says
-  }
-}
-
 // ---- many rows: a tile of 32 features is decoded once per chunk of K, one lane per feature
 // ------------------------
 
@@ -255,12 +86,10 @@ constexpr std::size_t kTile = kVectors * kLanes;
 constexpr std::size_t kChunk = 8;  // blocks: 16 KiB of decoded weights
 constexpr std::size_t kSteps = kBlock / 2;
 
-/// Words behind limb() that step p takes: pairs of k in the order of place_of.
+/// Steps 2 j and 2 j + 1 take elements 4 j, 4 j + 2 and 4 j + 1, 4 j + 3 of a block: where they lie behind
+/// limb().
 constexpr std::size_t step_offset(std::size_t step) {
-  return step / 8 * 32 + step % 8 * 2;
-}
-constexpr std::size_t step_of(std::size_t k) {
-  return (place_of(k) / 32 * 16 + place_of(k) % 32) / 2;
+  return step % 2 * 32 + step / 2 * 2;
 }
 
 struct Remainder {
@@ -290,10 +119,6 @@ bool decode_tile(const Fp8Matrix& w, std::size_t n, std::size_t end, std::size_t
     transpose_scales(scales, count, tile.scales[0][v], kTile);
   }
   std::size_t remainders = 0;
-  // Brings the codes of two k beside each other for every feature: unpacking then gives pairs of k.
-  alignas(16) static constexpr std::int8_t kPairs[16] = {0, 1, 4, 5, 8,  9,  12, 13,
-                                                         2, 3, 6, 7, 10, 11, 14, 15};
-  const __m512i pairs = _mm512_broadcast_i32x4(load16(kPairs));
   for (std::size_t b = 0; b < count; ++b) {
     for (std::size_t v = 0; v < kVectors; ++v) {
       tile.remainder_begin[b * kVectors + v] = remainders;
@@ -301,23 +126,22 @@ bool decode_tile(const Fp8Matrix& w, std::size_t n, std::size_t end, std::size_t
         __m512i dwords[4];
         transpose_dwords(codes[v], b * kBlock + half * 16, dwords);
         for (std::size_t j = 0; j < 4; ++j) {
-          const __m512i block = _mm512_shuffle_epi8(dwords[j], pairs);
-          const Words words = words_of(block);
-          const std::size_t step = step_of(half * 16 + j * 4);
-          store(tile.weights[b][step][v], words.low);
-          store(tile.weights[b][step + 1][v], words.high);
-          std::uint64_t rare = rare_codes(block);
+          const Words words = words_of(dwords[j]);
+          const std::size_t step = 2 * (4 * half + j);
+          store(tile.weights[b][step][v], words.even);
+          store(tile.weights[b][step + 1][v], words.odd);
+          std::uint64_t rare = rare_codes(dwords[j]);
           if (rare == 0) continue;
           std::uint8_t bytes[64];
           std::int16_t values[2][32] = {};
           bool present[2] = {};
-          store(bytes, block);
+          store(bytes, dwords[j]);
           for (; rare != 0; rare &= rare - 1) {
             const auto i = static_cast<std::size_t>(std::countr_zero(rare));
             if ((bytes[i] & 0x7F) == 0x7F) return false;
             const std::int32_t value = remainder_of(bytes[i]);
-            values[i / 8 % 2][i / 16 * 8 + i % 8] = static_cast<std::int16_t>(value);
-            present[i / 8 % 2] |= value != 0;
+            values[i % 2][i / 4 * 2 + i % 4 / 2] = static_cast<std::int16_t>(value);
+            present[i % 2] |= value != 0;
           }
           for (std::size_t side = 0; side < 2; ++side) {
             if (!present[side]) continue;
@@ -367,8 +191,7 @@ DSV41_OUT_OF_LINE __m512 repaired_dot(__m512i low, const Group& x, std::size_t i
     total = add(total, widen(high, kLimb));
     total = add(total, widen(rest[1], kLimb * 0.125));
   }
-  const __m512d halves = _mm512_castpd256_pd512(_mm256_castps_pd(_mm512_cvtpd_ps(total.low)));
-  return _mm512_castpd_ps(_mm512_insertf64x4(halves, _mm256_castps_pd(_mm512_cvtpd_ps(total.high)), 1));
+  return join_floats(total.low, total.high);
 }
 
 /// The same for a block of one limb, in 32 bits where the sum in units of 2^-9 fits them: nearly always.
@@ -472,12 +295,10 @@ void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat1
     plain_ops().linear_fp8(x, w, range, out);
     return;
   }
+  if (x.rows <= kFewRows) return linear_fp8_few(x, w, range, out);
   static thread_local Limbs limbs;
   limbs.set({x.codes, x.scales, x.rows, w.k});
-  if (x.rows == 1)
-    one_row(x, limbs, w, range, out);
-  else
-    many_rows(x, limbs, w, range, out);
+  many_rows(x, limbs, w, range, out);
 }
 
 }  // namespace dsv41::avx512

@@ -18,7 +18,8 @@ using testing::Scales;
 struct Shape {
   std::size_t rows, n, k;
 };
-constexpr Shape kShapes[] = {{1, 1, 32}, {1, 19, 160}, {1, 33, 1312}, {2, 7, 96}, {5, 40, 544}, {9, 33, 288}};
+constexpr Shape kShapes[] = {{1, 1, 32},   {1, 19, 160}, {1, 33, 1312}, {2, 7, 96},
+                             {5, 40, 544}, {9, 33, 288}, {3, 20, 800}};
 constexpr Codes kCodes[] = {Codes::Gaussian, Codes::Uniform, Codes::MaximaBesideSubnormals, Codes::AllMaximal,
                             Codes::AllZero};
 
@@ -53,8 +54,10 @@ TEST(EmulatedAvx512, Fp4) {
         auto scales = inputs.e8m0(shape.n * shape.k / kBlock, kind);
         for (const bool nan : {false, true}) {
           if (nan) scales.back() = 255;
-          ASSERT_NO_FATAL_FAILURE(expect_equal<Fp4Matrix>(
-              shape, codes, scales, activations, kind, avx512_emulated::linear_fp4, plain_ops().linear_fp4));
+          for (const Linear<Fp4Matrix> linear :
+               {avx512_emulated::linear_fp4, avx512_vbmi_emulated::linear_fp4})
+            ASSERT_NO_FATAL_FAILURE(expect_equal<Fp4Matrix>(shape, codes, scales, activations, kind, linear,
+                                                            plain_ops().linear_fp4));
         }
       }
     }
@@ -71,9 +74,10 @@ TEST(EmulatedAvx512, Fp8) {
           const auto scales = inputs.e8m0(ceil_div(shape.n, kBlock) * shape.k / kBlock, kind);
           for (const bool nan : {false, true}) {
             if (nan) codes[codes.size() / 2] = 0x7F;
-            ASSERT_NO_FATAL_FAILURE(expect_equal<Fp8Matrix>(shape, codes, scales, activations, kind,
-                                                            avx512_emulated::linear_fp8,
-                                                            plain_ops().linear_fp8));
+            for (const Linear<Fp8Matrix> linear :
+                 {avx512_emulated::linear_fp8, avx512_vbmi_emulated::linear_fp8})
+              ASSERT_NO_FATAL_FAILURE(expect_equal<Fp8Matrix>(shape, codes, scales, activations, kind, linear,
+                                                              plain_ops().linear_fp8));
           }
         }
       }
