@@ -14,6 +14,7 @@ const Ops& avx512_ops() {
     table.linear_bf16 = avx512::linear_bf16;
     table.linear_wide = avx512::linear_wide;
     table.linear_fp8_unquantized = avx512::linear_fp8_unquantized;
+    table.attention = avx512::attention;
     return table;
   }();
   return ops;

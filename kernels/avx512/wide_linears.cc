@@ -7,12 +7,11 @@
 // (target_begin.h has to come after every other header)
 #include "kernels/avx512/target_begin.h"
 
-#include "kernels/avx512/blocks.h"
+#include "kernels/avx512/vectors.h"
 
 namespace dsv41::avx512 {
 namespace {
 
-constexpr std::size_t kWidth = 16;    // lanes of a sum
 constexpr std::size_t kFeatures = 4;  // weight rows that share the loads of an activation row …
 constexpr std::size_t kRows =
     5;  // … and activation rows that share those of decoded weights: 20 sums in registers
@@ -20,35 +19,6 @@ constexpr std::size_t kFewRows = 4;    // so many go one by one: decoding into m
 constexpr std::size_t kDepth = 512;    // part of K: four decoded weight rows stay in the first-level cache
 constexpr std::size_t kRowBlock = 25;  // rows that a decoded weight serves; their part of K and …
 constexpr std::size_t kTile = kBlock;  // … the sums with that many features stay in the second-level cache
-
-/// Sixteen fp64 lanes: 0 to 7 and 8 to 15. The alignment is spelled out for std::vector
-/// (kernels/avx2/vectors.h).
-struct alignas(64) Lanes {
-  __m512d part[2] = {};
-};
-/// j + (j+8), then 4, 2, 1.
-inline double fold(const Lanes& lanes) {
-  const __m512d eight = _mm512_add_pd(lanes.part[0], lanes.part[1]);
-  const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
-  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
-}
-
-/// Sixteen fp64 values.
-struct Sixteen {
-  __m512d part[2];
-};
-
-/// Bf16 values: the mask says which are there, the others are zero and not read.
-inline Sixteen widen(const BFloat16* from, __mmask16 mask) {
-  const __m256i words = _mm256_maskz_loadu_epi16(mask, from);
-  const __m512 values = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-  return {_mm512_cvtps_pd(_mm512_castps512_ps256(values)),
-          _mm512_cvtps_pd(_mm512_extractf32x8_ps(values, 1))};
-}
-inline __mmask16 first_values(std::size_t count) {
-  return static_cast<__mmask16>(count >= kWidth ? 0xFFFF : (1u << count) - 1);
-}
 
 /// 64 E4M3 codes as pairs of bytes that are the top of an fp64: sign, and exponent with fraction. The fp64 is
 /// the code times 2^-1016.
@@ -76,9 +46,6 @@ inline Sixteen sixteen_codes(const CodeWords& words) {
 inline void add_products(const Sixteen& w, const Sixteen& x, Lanes& sums) {
   sums.part[0] = _mm512_fmadd_pd(w.part[0], x.part[0], sums.part[0]);
   sums.part[1] = _mm512_fmadd_pd(w.part[1], x.part[1], sums.part[1]);
-}
-inline Sixteen load_sixteen(const double* from) {
-  return {_mm512_loadu_pd(from), _mm512_loadu_pd(from + 8)};
 }
 
 /// Dot products of one activation row with four weight rows, each k elements behind the one before. Fetched
@@ -189,9 +156,7 @@ struct Bf16Rows {
   const BFloat16* row(std::size_t feature) const { return values + feature * k; }
   void decode(std::size_t feature, std::size_t first, std::size_t count, double* to) const {
     for (std::size_t i = 0; i < count; i += kWidth) {
-      const Sixteen values16 = widen(row(feature) + first + i, first_values(count - i));
-      _mm512_storeu_pd(to + i, values16.part[0]);
-      _mm512_storeu_pd(to + i + 8, values16.part[1]);
+      store_sixteen(to + i, widen(row(feature) + first + i, first_values(count - i)));
     }
   }
 };
@@ -204,9 +169,7 @@ struct Fp8Rows {
     for (std::size_t i = 0; i < count; i += kWidth) {
       const std::uint64_t mask = first_bytes(std::min(kWidth, count - i));
       const CodeWords words = code_words(load_part(row(feature) + first + i, mask));
-      const Sixteen values = sixteen_codes<0>(words);
-      _mm512_storeu_pd(to + i, values.part[0]);
-      _mm512_storeu_pd(to + i + 8, values.part[1]);
+      store_sixteen(to + i, sixteen_codes<0>(words));
     }
   }
 };
