@@ -1,6 +1,6 @@
-// Sparse attention of one token with AVX-512 (docs/model.md 3; docs/numerics.md 2 to 5): scores as 16 fp64 lanes, values
-// summed per channel over ascending slots. Heads are handled eight at a time, each in a lane of its own where a sum over
-// slots must stay in order.
+// Sparse attention of one token with AVX-512 (docs/model.md 3; docs/numerics.md 2 to 5): scores as 16 fp64
+// lanes, values summed per channel over ascending slots. Heads are handled eight at a time, each in a lane of
+// its own where a sum over slots must stay in order.
 #include <algorithm>
 #include <vector>
 
@@ -19,10 +19,11 @@ constexpr std::size_t kHeadTile = 4;     // 4 heads x 4 slots: 16 sums in regist
 constexpr std::size_t kSlotBlock = 64;   // slots that stay in the second-level cache while all heads pass
 constexpr float kMaximumFloor = -1e30f;  // an empty row yields zeros, not NaN
 
-/// Dot products of four queries with four keys, all fp64 [dim]; scores[slot * stride + head] = RN32(dot * scale). Queries
-/// beyond `heads` repeat the last one, keys beyond `slots` are not stored.
-DSV41_OUT_OF_LINE void score_tile(const double* const* q, std::size_t heads, const double* keys, std::size_t slots,
-                                  std::size_t dim, double scale, std::size_t stride, float* scores) {
+/// Dot products of four queries with four keys, all fp64 [dim]; scores[slot * stride + head] = RN32(dot *
+/// scale). Queries beyond `heads` repeat the last one, keys beyond `slots` are not stored.
+DSV41_OUT_OF_LINE void score_tile(const double* const* q, std::size_t heads, const double* keys,
+                                  std::size_t slots, std::size_t dim, double scale, std::size_t stride,
+                                  float* scores) {
   __m512d first[kHeadTile][kSlots];
   for (std::size_t p = 0; p < 2; ++p) {
     __m512d sum[kHeadTile][kSlots];
@@ -54,7 +55,8 @@ DSV41_OUT_OF_LINE void score_tile(const double* const* q, std::size_t heads, con
 /// Scores of eight heads [slots][stride] become bf16(e), still fp32; the denominators are returned.
 inline __m512d exponentials(float* scores, std::size_t slots, std::size_t stride, __m256 sinks) {
   __m256 maximum = _mm256_set1_ps(kMaximumFloor);
-  for (std::size_t s = 0; s < slots; ++s) maximum = _mm256_max_ps(_mm256_loadu_ps(scores + s * stride), maximum);
+  for (std::size_t s = 0; s < slots; ++s)
+    maximum = _mm256_max_ps(_mm256_loadu_ps(scores + s * stride), maximum);
   const __m512d wide_maximum = _mm512_cvtps_pd(maximum);
   __m512d denominator = _mm512_setzero_pd();
   for (std::size_t s = 0; s < slots; ++s) {
@@ -76,7 +78,8 @@ DSV41_OUT_OF_LINE void add_values(const double* probabilities, const float* cons
 #pragma GCC unroll 8
     for (std::size_t h = 0; h < kHeads; ++h)
 #pragma GCC unroll 2
-      for (std::size_t half = 0; half < 2; ++half) sum[h][half] = _mm512_loadu_pd(sums + h * dim + d + 8 * half);
+      for (std::size_t half = 0; half < 2; ++half)
+        sum[h][half] = _mm512_loadu_pd(sums + h * dim + d + 8 * half);
     for (std::size_t s = 0; s < slots; ++s) {
       const __m512d low = _mm512_cvtps_pd(_mm256_loadu_ps(kv[s] + d));
       const __m512d high = _mm512_cvtps_pd(_mm256_loadu_ps(kv[s] + d + 8));
@@ -90,7 +93,8 @@ DSV41_OUT_OF_LINE void add_values(const double* probabilities, const float* cons
 #pragma GCC unroll 8
     for (std::size_t h = 0; h < kHeads; ++h)
 #pragma GCC unroll 2
-      for (std::size_t half = 0; half < 2; ++half) _mm512_storeu_pd(sums + h * dim + d + 8 * half, sum[h][half]);
+      for (std::size_t half = 0; half < 2; ++half)
+        _mm512_storeu_pd(sums + h * dim + d + 8 * half, sum[h][half]);
   }
 }
 
@@ -111,9 +115,11 @@ void attention(const BFloat16* q, const float* const* kv, std::size_t slots, con
   if (dim % kWidth != 0) return plain_ops().attention(q, kv, slots, sink, scale, heads, dim, out);
   static thread_local Scratch scratch;
   const std::size_t padded = ceil_div(heads, kHeads) * kHeads;  // lanes beyond `heads` hold zeros
-  reserve(scratch.queries, heads * dim), reserve(scratch.keys, kSlots * dim), reserve(scratch.sums, padded * dim);
+  reserve(scratch.queries, heads * dim), reserve(scratch.keys, kSlots * dim),
+      reserve(scratch.sums, padded * dim);
   reserve(scratch.denominators, padded), reserve(scratch.scores, slots * padded);
-  double *const queries = scratch.queries.data(), *const keys = scratch.keys.data(), *const sums = scratch.sums.data();
+  double *const queries = scratch.queries.data(), *const keys = scratch.keys.data(),
+                *const sums = scratch.sums.data();
   float* const scores = scratch.scores.data();
   for (std::size_t i = 0; i < heads * dim; i += kWidth) store_sixteen(queries + i, widen(q + i, 0xFFFF));
   std::fill_n(scores, slots * padded, 0.0f);
@@ -127,8 +133,8 @@ void attention(const BFloat16* q, const float* const* kv, std::size_t slots, con
     for (std::size_t head = 0; head < heads; head += kHeadTile) {
       const double* rows[kHeadTile];
       for (std::size_t h = 0; h < kHeadTile; ++h) rows[h] = queries + std::min(head + h, heads - 1) * dim;
-      score_tile(rows, std::min(kHeadTile, heads - head), keys, count, dim, static_cast<double>(scale), padded,
-                 scores + slot * padded + head);
+      score_tile(rows, std::min(kHeadTile, heads - head), keys, count, dim, static_cast<double>(scale),
+                 padded, scores + slot * padded + head);
     }
   }
   for (std::size_t head = 0; head < padded; head += kHeads) {

@@ -15,6 +15,7 @@ const Ops& avx512_ops() {
     table.linear_wide = avx512::linear_wide;
     table.linear_fp8_unquantized = avx512::linear_fp8_unquantized;
     table.attention = avx512::attention;
+    table.index_scores = avx512::index_scores;
     return table;
   }();
   return ops;

@@ -23,6 +23,10 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
                             Range range, BFloat16* out, std::size_t out_stride);
 void attention(const BFloat16* q, const float* const* kv, std::size_t slots, const float* sink, float scale,
                std::size_t heads, std::size_t dim, BFloat16* out);
+void index_scores(const std::uint8_t* query_codes, const std::uint8_t* query_scales,
+                  const BFloat16* head_weights, std::size_t heads, std::size_t dim,
+                  const std::uint8_t* key_codes, const std::uint8_t* key_scales, std::size_t keys,
+                  BFloat16* scores);
 
 }  // namespace avx512
 }  // namespace dsv41

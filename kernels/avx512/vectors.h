@@ -1,5 +1,5 @@
-// BF16 and fp64 vectors with AVX-512: widening, rounding, the 16 lanes of docs/numerics.md 2 and exp of numerics.md 7.
-// Include between target_begin.h and target_end.h only.
+// BF16 and fp64 vectors with AVX-512: widening, rounding, the 16 lanes of docs/numerics.md 2 and exp of
+// numerics.md 7. Include between target_begin.h and target_end.h only.
 #pragma once
 
 #include "kernels/avx512/blocks.h"
@@ -37,7 +37,8 @@ inline __mmask16 first_values(std::size_t count) {
 inline Sixteen widen(const BFloat16* from, __mmask16 mask) {
   const __m256i words = _mm256_maskz_loadu_epi16(mask, from);
   const __m512 values = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-  return {_mm512_cvtps_pd(_mm512_castps512_ps256(values)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(values, 1))};
+  return {_mm512_cvtps_pd(_mm512_castps512_ps256(values)),
+          _mm512_cvtps_pd(_mm512_extractf32x8_ps(values, 1))};
 }
 inline Sixteen load_sixteen(const double* from) {
   return {_mm512_loadu_pd(from), _mm512_loadu_pd(from + 8)};
@@ -47,7 +48,8 @@ inline void store_sixteen(double* to, const Sixteen& values) {
   _mm512_storeu_pd(to + 8, values.part[1]);
 }
 
-/// RNbf16 of sixteen fp32 values, in the upper halves of dwords. NaN becomes the quiet NaN that to_bfloat16 gives.
+/// RNbf16 of sixteen fp32 values, in the upper halves of dwords. NaN becomes the quiet NaN that to_bfloat16
+/// gives.
 inline __m512i bfloat16_bits(__m512 values) {
   const __m512i bits = _mm512_castps_si512(values);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -68,8 +70,8 @@ inline __m512d power_of_two(__m256i exponent) {
 
 /// exact::exp in every lane: the same operations in the same order.
 inline __m512d exponential(__m512d x) {
-  
-  x = _mm512_max_pd(_mm512_set1_pd(-800.0), _mm512_min_pd(_mm512_set1_pd(800.0), x));  // NaN, the second operand, stays
+  x = _mm512_max_pd(_mm512_set1_pd(-800.0),
+                    _mm512_min_pd(_mm512_set1_pd(800.0), x));  // NaN, the second operand, stays
   const __m512d shifted = _mm512_add_pd(_mm512_mul_pd(x, _mm512_set1_pd(0x1.71547652b82fep0)),
                                         _mm512_set1_pd(exact::detail::kRoundToInteger));
   const __m512d n = _mm512_sub_pd(shifted, _mm512_set1_pd(exact::detail::kRoundToInteger));
@@ -85,7 +87,8 @@ inline __m512d exponential(__m512d x) {
   const __m512d value = _mm512_add_pd(_mm512_set1_pd(1.0), _mm512_add_pd(high, tail));
   const __m256i exponent = _mm512_cvtepi64_epi32(_mm512_castpd_si512(shifted));
   const __m256i half = _mm256_srai_epi32(exponent, 1);
-  return _mm512_mul_pd(_mm512_mul_pd(value, power_of_two(half)), power_of_two(_mm256_sub_epi32(exponent, half)));
+  return _mm512_mul_pd(_mm512_mul_pd(value, power_of_two(half)),
+                       power_of_two(_mm256_sub_epi32(exponent, half)));
 }
 
 }  // namespace
