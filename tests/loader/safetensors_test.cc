@@ -12,6 +12,7 @@
 
 #include "loader/error.h"
 #include "loader/tree_writer.h"
+#include "tests/loader/support/temporary_directory.h"
 
 namespace dsv41 {
 namespace {
@@ -228,7 +229,7 @@ TEST(Safetensors, EveryTruncationIsRefused) {
 }
 
 TEST(MappedFile, AcceptsOnlyRegularFiles) {
-  const std::filesystem::path directory = std::filesystem::path(::testing::TempDir()) / "mapped_file_test";
+  const std::filesystem::path directory = process_directory() / "mapped_file_test";
   std::filesystem::remove_all(directory);
   std::filesystem::create_directories(directory);
   EXPECT_THROW(MappedFile{directory}, CheckpointError);

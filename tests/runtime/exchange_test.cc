@@ -8,6 +8,7 @@
 #include "runtime/exchange/messages.h"
 #include "runtime/expert_rank.h"
 #include "runtime/experts.h"
+#include "tests/loader/support/temporary_directory.h"
 #include "tests/runtime/support/memory_communicator.h"
 #include "tests/runtime/support/random_experts.h"
 
@@ -97,7 +98,7 @@ void expect_equal_to_local(Experts& experts, const ModelConfig& config, const Ra
 TEST(Exchange, RemoteEqualsLocal) {
   const auto config = small_config();
   for (const std::uint32_t ranks : {1u, 2u, 4u, 7u, 11u}) {
-    const auto file = testing::write_random_placement(config, ranks, ranks, ::testing::TempDir());
+    const auto file = testing::write_random_placement(config, ranks, ranks, process_directory());
     for (const std::string& placement :
          {std::string("cyclic"), std::string("contiguous"), "file:" + file.string()}) {
       SCOPED_TRACE(placement + ", ranks " + std::to_string(ranks));

@@ -9,6 +9,7 @@
 
 #include "engram/hashing.h"
 #include "loader/tree_writer.h"
+#include "tests/loader/support/temporary_directory.h"
 #include "tests/runtime/support/local_model.h"
 
 namespace dsv41::test {
@@ -31,7 +32,7 @@ class OtherGeometry : public ::testing::TestWithParam<Geometry> {
     config_.engram_num_embeddings.clear();
     for (const HashLayer& layer : derive_hash_layout(config_))
       config_.engram_num_embeddings.push_back(layer.rows);
-    directory_ = std::filesystem::path(::testing::TempDir()) / (std::string("geometry_") + GetParam().name);
+    directory_ = process_directory() / (std::string("geometry_") + GetParam().name);
     std::filesystem::remove_all(directory_);
     write_tree(config_, directory_, {Payload::Random, 5, {}, bundled("mini") / "tokenizer.json"});
     for (std::uint32_t i = 0; i < 60; ++i) ids_.push_back((i * i * 37 + 11) % 768);

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "loader/error.h"
+#include "tests/loader/support/temporary_directory.h"
 #include "tests/runtime/support/random_experts.h"
 
 namespace dsv41 {
@@ -18,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 std::string write_file(const std::string& name, const std::string& text) {
-  const std::string path = ::testing::TempDir() + "/" + name;
+  const std::string path = process_directory() / name;
   std::ofstream(path, std::ios::binary) << text;
   return path;
 }
@@ -51,7 +52,7 @@ TEST(Placement, MoreRanksThanDraftExpertsAreFine) {
 TEST(Placement, EveryExpertHasExactlyOneOwner) {
   const auto config = testing::small_config();
   for (std::uint32_t ranks = 1; ranks <= config.n_routed_experts; ++ranks) {
-    const auto file = testing::write_random_placement(config, ranks, 5, ::testing::TempDir());
+    const auto file = testing::write_random_placement(config, ranks, 5, process_directory());
     for (const std::string& specification :
          {std::string("cyclic"), std::string("contiguous"), "file:" + file.string()}) {
       const auto placement = Placement::make(specification, config, ranks);

@@ -29,4 +29,10 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
+/// One for the whole process: tests of a program run side by side, and so may two runs of it.
+inline const std::filesystem::path& process_directory() {
+  static const TemporaryDirectory directory;
+  return directory.path();
+}
+
 }  // namespace dsv41

@@ -9,12 +9,13 @@
 #include <numeric>
 
 #include "loader/error.h"
+#include "tests/loader/support/temporary_directory.h"
 
 namespace dsv41 {
 namespace {
 
 std::string temporary(const std::string& name) {
-  return (std::filesystem::path(testing::TempDir()) / name).string();
+  return process_directory() / name;
 }
 
 std::string bytes_of(const std::string& path) {
@@ -47,6 +48,9 @@ struct Case {
   std::size_t rows;
   std::uint32_t vocab;
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.rows << " rows of " << c.vocab;
+}
 class LogitsFileContent : public testing::TestWithParam<Case> {};
 
 TEST_P(LogitsFileContent, ReadsBackAndIsEqualByteForByteInAnySplit) {

@@ -14,6 +14,7 @@
 
 #include "loader/error.h"
 #include "runtime/profile/profile.h"
+#include "tests/loader/support/temporary_directory.h"
 #include "tests/runtime/profile/support/allocations.h"
 
 namespace dsv41 {
@@ -22,7 +23,7 @@ namespace {
 constexpr std::uint32_t kBlocks = 5, kExperts = 12, kPerToken = 3, kRanks = 4;
 
 std::string temporary(const std::string& name) {
-  return (std::filesystem::path(testing::TempDir()) / name).string();
+  return process_directory() / name;
 }
 
 RecorderShape shape(bool routes) {
