@@ -119,7 +119,7 @@ class Job {
     if (kind.before_load) kind.before_load(device);
     if (!kind.options.messages_on_device)
       return run_expert_rank(communicator, placement_, *engine, limits_, {});
-    testing::DeviceAwareCommunicator aware(communicator, device);
+    testing::DeviceAwareCommunicator aware(communicator, *engine, device);
     return run_expert_rank(aware, placement_, *engine, limits_, {});
   }
 
