@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 #include <thread>
 
@@ -79,6 +80,7 @@ class Job {
   }
 
   Experts& experts() { return *experts_; }
+  Communicator& communicator(int rank) { return *communicators_[static_cast<std::size_t>(rank)]; }
   /// Begins a call; its arrays stay until the job ends.
   RandomCall& begin(std::uint32_t block, std::uint32_t rows, std::uint64_t seed) {
     calls_.push_back(std::make_unique<RandomCall>(config_, block, rows, seed));
@@ -242,6 +244,47 @@ TEST_P(GpuRank, ADeviceWithoutTheMemoryItReportedEndsTheJobWhileLoading) {
   job.experts().set_phase("load");
   EXPECT_THAT(job.failure([&] { job.experts().await_ready({}); }),
               AllOf(HasSubstr("rank 1 (memory1)"), HasSubstr("bytes asked for"), HasSubstr("load")));
+}
+
+/// The reply of an expert rank of this kind to one request, with its timing blanked.
+std::vector<std::byte> reply_of(const RankKind& kind) {
+  const ModelConfig config = small_config(4, 2, 32, 32);
+  const RandomCall call(config, 1, 3, 77);
+  wire::Header header;
+  header.call = 1;
+  header.block = 1;
+  header.rows = 3;
+  header.routes = static_cast<std::uint32_t>(call.routes.size());
+  header.dim = config.dim;
+  const wire::RequestLayout layout(header.rows, header.routes, header.dim);
+  header.bytes = layout.bytes;
+  std::vector<std::byte> request(layout.bytes);
+  wire::store(request.data(), header);
+  std::memcpy(request.data() + layout.codes, call.codes.data(), call.codes.size());
+  std::memcpy(request.data() + layout.scales, call.scales.data(), call.scales.size());
+  for (std::size_t index = 0; index < call.routes.size(); ++index) {
+    const Route& route = call.routes[index];
+    wire::store(request.data() + layout.routes + index * sizeof(wire::WireRoute),
+                wire::WireRoute{route.row, route.expert, route.weight});
+  }
+
+  Job job(config, 3, {kind});
+  job.experts().await_ready({});
+  Communicator& host = job.communicator(0);
+  host.send(request, 1, wire::kRequestTag);
+  std::vector<std::byte> reply(wire::ReplyLayout(header.routes, header.dim).bytes + 1);
+  Request receive = host.receive(reply, 1, wire::kReplyTag);
+  std::size_t bytes = 0;
+  while (!host.test(receive, &bytes)) std::this_thread::yield();
+  reply.resize(bytes);
+  wire::read_reply(reply, header, "rank 1");
+  wire::store(reply.data() + sizeof(wire::Header), RankTiming{});
+  return reply;
+}
+
+TEST_P(GpuRank, MessagesAreTheSameOnTheWire) {
+  EXPECT_EQ(reply_of({true, {}, options(), {}}),
+            reply_of({.gpu = false, .device = {}, .options = {}, .before_load = {}}));
 }
 
 TEST(GpuEngine, OnlyTheEndsOfMessagesOnTheDeviceGoThroughTheHost) {
