@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/emulated_device.h"
 #include "tests/kernels/support/device_expert_case.h"
-#include "tests/kernels/support/golden.h"
+#include "tests/kernels/support/device_linear.h"
 
 namespace dsv41 {
 namespace {
@@ -16,84 +16,15 @@ using cuda::EmulatedOptions;
 using cuda::Variant;
 using cuda::emulation::Order;
 using testing::Codes;
+using testing::device_linear;
+using testing::expect_equal;
 using testing::ExpertsCase;
-using testing::GoldenFile;
 using testing::Inputs;
+using testing::LinearOptions;
 using testing::Scales;
-
-void expect_equal(std::span<const BFloat16> out, std::span<const BFloat16> expected) {
-  ASSERT_EQ(out.size(), expected.size());
-  const std::size_t i = testing::first_difference(out, expected);
-  if (i < out.size())
-    ADD_FAILURE() << "[" << i << "] has bits " << std::hex << out[i].bits << " instead of "
-                  << expected[i].bits;
-}
 
 // ---- one linear
 // -------------------------------------------------------------------------------------------------
-
-/// Device memory that holds a copy of host bytes; padded as the kernels require.
-struct Uploaded {
-  cuda::DeviceBuffer host, memory;
-  Uploaded(cuda::Device& device, const void* bytes, std::size_t size)
-      : host(device, cuda::DeviceBuffer::Kind::Pinned, size + 16),
-        memory(device, cuda::DeviceBuffer::Kind::Device, size + 16) {
-    std::memcpy(host.data(), bytes, size);
-    device.upload(cuda::Queue::Compute, memory.data(), host.data(), size);
-  }
-  template <class T>
-  T* as() const {
-    return reinterpret_cast<T*>(memory.data());
-  }
-};
-
-bool is_regular(std::span<const std::uint8_t> scales) {
-  return std::all_of(scales.begin(), scales.end(), [](std::uint8_t code) {
-    return code >= cuda::kRegularWeightLow && code <= cuda::kRegularWeightHigh;
-  });
-}
-
-struct LinearOptions {
-  Variant variant = Variant::Rows32;
-  std::uint32_t dot_rows = 0;
-};
-
-std::vector<BFloat16> device_linear(cuda::Device& device, const QuantizedRows& x, const Fp4Matrix& w,
-                                    LinearOptions options) {
-  const std::size_t blocks = x.k / kBlock;
-  const Uploaded codes(device, x.codes, x.rows * x.k), scales(device, x.scales, x.rows * blocks);
-  const Uploaded w_codes(device, w.codes, w.n * w.k / 2), w_scales(device, w.scales, w.n * blocks);
-  const std::uint32_t zeros[2] = {};
-  const Uploaded counters(device, zeros, sizeof zeros);
-  using Kind = cuda::DeviceBuffer::Kind;
-  const cuda::DeviceBuffer digits(device, Kind::Device, x.rows * blocks * 64),
-      top(device, Kind::Device, x.rows * blocks * 32),
-      block_scales(device, Kind::Device, x.rows * blocks * sizeof(cuda::BlockScale)),
-      result(device, Kind::Device, x.rows * w.n * sizeof(BFloat16)),
-      back(device, Kind::Pinned, result.size());
-  device.launch(
-      cuda::LinearLaunch{
-          .k = static_cast<std::uint32_t>(x.k),
-          .rows = static_cast<std::uint32_t>(x.rows),
-          .rows_per_tile = cuda::rows_per_tile(options.variant),
-          .dot_rows = options.dot_rows,
-          .codes = codes.as<std::uint8_t>(),
-          .scales = scales.as<std::uint8_t>(),
-          .weight = {w_codes.as<std::uint8_t>(), w_scales.as<std::uint8_t>(), static_cast<std::uint32_t>(w.n),
-                     is_regular({w.scales, w.n * blocks})},
-          .x = {reinterpret_cast<std::uint8_t*>(digits.data()), reinterpret_cast<std::uint8_t*>(top.data()),
-                reinterpret_cast<cuda::BlockScale*>(block_scales.data())},
-          .outputs = reinterpret_cast<BFloat16*>(result.data()),
-          .ticket = counters.as<std::uint32_t>(),
-          .expanded = counters.as<std::uint32_t>() + 1,
-      },
-      options.variant);
-  device.download(cuda::Queue::Compute, back.data(), result.data(), result.size());
-  device.synchronize(device.record(cuda::Queue::Compute));
-  std::vector<BFloat16> out(x.rows * w.n);
-  std::memcpy(out.data(), back.data(), result.size());
-  return out;
-}
 
 struct Path {
   const char* name;
@@ -178,22 +109,6 @@ TEST_P(DeviceLinear, NotANumberStaysInItsRowsAndFeatures) {
   EXPECT_TRUE(testing::is_nan(out[9]));
 }
 
-TEST_P(DeviceLinear, EqualsGolden) {
-  const GoldenFile golden("linear");
-  for (const std::string number : {"0", "1", "2", "3"}) {
-    const auto x = golden.get<BFloat16>(number + ".x"), expected = golden.get<BFloat16>(number + ".fp4.y");
-    const auto w_codes = golden.get<std::uint8_t>(number + ".fp4.weight"),
-               w_scales = golden.get<std::uint8_t>(number + ".fp4.scale");
-    const std::size_t rows = golden[number + ".x"].shape[0], k = golden[number + ".x"].shape[1];
-    std::vector<std::uint8_t> codes(x.size()), scales(x.size() / kBlock);
-    plain_ops().quantize_rows(x.data(), rows, k, codes.data(), scales.data());
-    SCOPED_TRACE("case " + number);
-    expect_equal(device_linear(*device(), {codes.data(), scales.data(), rows, k},
-                               {w_codes.data(), w_scales.data(), expected.size() / rows, k}, options()),
-                 expected);
-  }
-}
-
 // ---- whole experts
 // ----------------------------------------------------------------------------------------------
 
@@ -245,47 +160,6 @@ TEST(DeviceExpertsKernel, EqualsPlain) {
                      std::to_string(emulated.thread_blocks));
         expect_equal(device_experts(input, emulated, c.limit, dot_rows), expected);
       }
-  }
-}
-
-TEST(DeviceExpertsKernel, EqualsGolden) {
-  const GoldenFile golden("expert");
-  const auto x = golden.get<BFloat16>("x"), expected = golden.get<BFloat16>("fp4.y");
-  const auto weights = golden.get<float>("weights");
-  const std::size_t rows = golden["x"].shape[0], dim = golden["x"].shape[1],
-                    inter = golden["fp4.w1.weight"].shape[0];
-  std::vector<std::uint8_t> codes(x.size()), scales(x.size() / kBlock);
-  plain_ops().quantize_rows(x.data(), rows, dim, codes.data(), scales.data());
-  std::vector<std::vector<std::uint8_t>> parts;
-  for (const char* name : {"w1", "w3", "w2"})
-    for (const char* kind : {"weight", "scale"})
-      parts.push_back(golden.get<std::uint8_t>(std::string("fp4.") + name + "." + kind));
-  const ExpertMatrices matrices{{parts[0].data(), parts[1].data(), inter, dim},
-                                {parts[2].data(), parts[3].data(), inter, dim},
-                                {parts[4].data(), parts[5].data(), dim, inter}};
-  std::vector<std::uint32_t> numbers(rows);
-  for (std::uint32_t i = 0; i < rows; ++i) numbers[i] = i;
-
-  for (const bool tensor_copies : {true, false}) {
-    cuda::DeviceExperts experts(cuda::emulated_device({.tensor_copies = tensor_copies}),
-                                {.dim = static_cast<std::uint32_t>(dim),
-                                 .inter = static_cast<std::uint32_t>(inter),
-                                 .max_rows = static_cast<std::uint32_t>(rows),
-                                 .max_routes = static_cast<std::uint32_t>(rows),
-                                 .slots = 1},
-                                [&](cuda::ExpertKey) { return matrices; });
-    const cuda::DeviceExpertTask task{{0, 0}, numbers, weights, numbers};
-    std::vector<BFloat16> out(x.size());
-    experts.begin({codes.data(), scales.data(), rows, dim}, {&task, 1}, 10.0f);
-    experts.finish(out);
-    expect_equal(out, expected);
-    // Row by row: the dot4 path.
-    for (std::uint32_t i = 0; i < rows; ++i) {
-      const cuda::DeviceExpertTask single{{0, 0}, {&numbers[i], 1}, {&weights[i], 1}, {&numbers[0], 1}};
-      experts.begin({codes.data(), scales.data(), rows, dim}, {&single, 1}, 10.0f);
-      experts.finish(std::span(out).first(dim));
-      expect_equal(std::span(out).first(dim), std::span(expected).subspan(i * dim, dim));
-    }
   }
 }
 

@@ -81,6 +81,17 @@ class Jobs(unittest.TestCase):
         self.assertIn("staged (a single process sends no messages)",
                       self.job("--devices", "emulated:mpi=cuda", "--dry-run").err)
 
+    def test_real_gpus_give_the_same_bytes(self):
+        if self.without_gpu():
+            self.skipTest("no GPU on this machine, or a build without CUDA")
+        expected, _ = self.dump("--devices", "none", "--chunk", "4")
+        for arguments, ranks in ((["0"], 0), (["0"], 2), (["0,cpu"], 3), (["0", "--share-gpu"], 3), (["0,emulated"], 3),
+                                 (["0,cpu", "--expert-memory", "600K"], 3)):
+            with self.subTest(arguments=arguments, ranks=ranks):
+                content, result = self.dump("--chunk", "4", "--devices", *arguments, ranks=ranks)
+                self.assertEqual(content, expected)
+                self.assertRegex(result.err, r"GPU 0 \((?!emulated)")
+
     def refused(self, code, *words, arguments, ranks):
         for more in ([], ["--dry-run"]):
             with self.subTest(arguments=arguments, more=more):
