@@ -112,6 +112,15 @@ inline void transpose_dwords(const std::uint8_t* const* rows, std::size_t offset
   out[3] = _mm512_unpackhi_epi64(t1, t3);
 }
 
+/// Step `step` of `steps` that fetch, for each of sixteen rows, the `Bytes` bytes behind the first ones.
+template <std::size_t Bytes>
+inline void prefetch_rows(const std::uint8_t* const* rows, std::size_t step, std::size_t steps) {
+  constexpr std::size_t kLines = kLanes * Bytes / 64;
+  for (std::size_t line = step * kLines / steps; line < (step + 1) * kLines / steps; ++line)
+    _mm_prefetch(reinterpret_cast<const char*>(rows[line % kLanes] + Bytes + line / kLanes * 64),
+                 _MM_HINT_T0);
+}
+
 /// In every 128-bit part: [a0+a1+a2+a3, b0+.., c0+.., d0+..].
 inline __m512i sum_quads(__m512i a, __m512i b, __m512i c, __m512i d) {
   const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));

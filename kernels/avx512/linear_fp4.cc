@@ -107,18 +107,26 @@ inline __m512i digit_sum(const Unpacked& w, const std::int8_t* digits) {
                              load(digits + 64));
 }
 
-// ---- one row: each weight row is read once, in order, sixteen blocks at a time
-// -------------------------------------
+// ---- a few rows: each weight row is read once, in order, sixteen blocks at a time
+// ----------------------------
+
+constexpr std::size_t kFewRows = 3;  // the digits of more do not fit the first-level cache
+
+/// The weights of a group: four blocks in each.
+struct GroupWeights {
+  Unpacked quads[kGroup / 4];
+  __m512 scales;
+};
 
 template <bool Wide>
-inline __m512i group_dots(const Group& x, const __m512i (&codes)[4]) {
+inline __m512i group_dots(const Group& x, const GroupWeights& w) {
   __m512i dots[4];
+#pragma GCC unroll 4
   for (std::size_t q = 0; q < 4; ++q) {
-    const Unpacked w = unpack(codes[q]);
-    const __m512i high = digit_sum(w, x.digits[q][1]);
-    dots[q] = _mm512_add_epi32(digit_sum(w, x.digits[q][0]), _mm512_slli_epi32(high, 8));
+    const __m512i high = digit_sum(w.quads[q], x.digits[q][1]);
+    dots[q] = _mm512_add_epi32(digit_sum(w.quads[q], x.digits[q][0]), _mm512_slli_epi32(high, 8));
     if constexpr (Wide)
-      dots[q] = _mm512_add_epi32(dots[q], _mm512_slli_epi32(digit_sum(w, x.digits[q][2]), 16));
+      dots[q] = _mm512_add_epi32(dots[q], _mm512_slli_epi32(digit_sum(w.quads[q], x.digits[q][2]), 16));
   }
   // Part l of the sums holds blocks l, 4 + l, 8 + l and 12 + l.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -126,50 +134,67 @@ inline __m512i group_dots(const Group& x, const __m512i (&codes)[4]) {
   return _mm512_add_epi32(sums, load(x.correction));
 }
 
-inline void group_terms(const Group& x, const __m512i (&codes)[4], __m128i scales, float* terms) {
-  const __m512i dots = x.any_wide ? group_dots<true>(x, codes) : group_dots<false>(x, codes);
+inline void group_terms(const Group& x, const GroupWeights& w, float* terms) {
+  const __m512i dots = x.any_wide ? group_dots<true>(x, w) : group_dots<false>(x, w);
   const __m512 d = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), _mm512_loadu_ps(x.unit));
-  _mm512_storeu_ps(terms, _mm512_mul_ps(d, _mm512_mul_ps(_mm512_loadu_ps(x.scale), scales_of(scales))));
+  _mm512_storeu_ps(terms, _mm512_mul_ps(d, _mm512_mul_ps(_mm512_loadu_ps(x.scale), w.scales)));
 }
 
-/// The scaled block products of one weight row, fp32 [groups * kGroup].
-DSV41_OUT_OF_LINE void row_terms(const Group* x, std::size_t blocks, const std::uint8_t* codes,
-                                 const std::uint8_t* scales, float* terms) {
-  const std::size_t whole = blocks / kGroup, rest = blocks % kGroup;
-  __m512i group_codes[4];
-  for (std::size_t g = 0; g < whole; ++g) {
-    for (std::size_t q = 0; q < 4; ++q) {
-      const std::uint8_t* const from = codes + g * 256 + q * 64;
-      _mm_prefetch(reinterpret_cast<const char*>(from + kPrefetch), _MM_HINT_T0);
-      group_codes[q] = load(from);
-    }
-    group_terms(x[g], group_codes, load16(scales + g * kGroup), terms + g * kGroup);
-  }
-  if (rest == 0) return;  // else the row ends inside a group: nothing beyond it may be read
+/// The first `blocks` blocks at `codes`; nothing beyond them is read, and the others are zero.
+inline GroupWeights load_group(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t blocks) {
+  GroupWeights w;
+#pragma GCC unroll 4
   for (std::size_t q = 0; q < 4; ++q) {
-    const std::size_t bytes = rest * 16 - std::min(rest * 16, q * 64);
-    group_codes[q] = load_part(codes + whole * 256 + q * 64, first_bytes(bytes));
-    _mm_prefetch(reinterpret_cast<const char*>(codes + whole * 256 + q * 64 + kPrefetch), _MM_HINT_T0);
+    const std::uint8_t* const from = codes + q * 64;
+    _mm_prefetch(reinterpret_cast<const char*>(from + kPrefetch), _MM_HINT_T0);
+    w.quads[q] =
+        unpack(blocks == kGroup ? load(from)
+                                : load_part(from, first_bytes(blocks * 16 - std::min(blocks * 16, q * 64))));
   }
-  const __m128i last_scales =
-      _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bytes(rest)), scales + whole * kGroup);
-  group_terms(x[whole], group_codes, last_scales, terms + whole * kGroup);
+  w.scales =
+      scales_of(blocks == kGroup ? load16(scales)
+                                 : _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bytes(blocks)), scales));
+  return w;
 }
 
-void one_row(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Range range,
-             std::vector<float>& terms, BFloat16* out) {
+/// The scaled block products of one weight row with `rows` activation rows: fp32 [rows][kLanes][groups *
+/// kGroup], of which one of the kLanes is filled.
+DSV41_OUT_OF_LINE void row_terms(const Digits& x, std::size_t rows, const std::uint8_t* codes,
+                                 const std::uint8_t* scales, float* terms) {
+  const std::size_t stride = x.groups * kGroup, whole = x.blocks / kGroup;
+  if (rows == 1) {  // by far the most frequent case: a loop less
+    const Group* const row = x.row(0);
+    for (std::size_t g = 0; g < whole; ++g)
+      group_terms(row[g], load_group(codes + g * 256, scales + g * kGroup, kGroup), terms + g * kGroup);
+  } else {
+    for (std::size_t g = 0; g < whole; ++g) {
+      const GroupWeights w = load_group(codes + g * 256, scales + g * kGroup, kGroup);
+      for (std::size_t m = 0; m < rows; ++m)
+        group_terms(x.row(m)[g], w, terms + m * kLanes * stride + g * kGroup);
+    }
+  }
+  if (whole == x.groups) return;
+  const GroupWeights w = load_group(codes + whole * 256, scales + whole * kGroup, x.blocks % kGroup);
+  for (std::size_t m = 0; m < rows; ++m)
+    group_terms(x.row(m)[whole], w, terms + m * kLanes * stride + whole * kGroup);
+}
+
+void few_rows(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Range range,
+              std::vector<float>& terms, BFloat16* out) {
   const std::size_t stride = x.groups * kGroup;
-  terms.resize(std::max(terms.size(), kLanes * stride));
+  terms.resize(std::max(terms.size(), rows.rows * kLanes * stride));
   for (std::size_t n = range.begin; n < range.end; n += kLanes) {
     const std::size_t count = std::min(kLanes, range.end - n);
     if (holds_e8m0_nan(w.scales + n * x.blocks, count * x.blocks)) {
       plain_ops().linear_fp4(rows, w, {n, n + count}, out);  // NaN spreads as the definition says
       continue;
     }
-    for (std::size_t r = n; r < n + count; ++r)
-      row_terms(x.row(0), x.blocks, w.codes + r * (w.k / 2), w.scales + r * x.blocks,
-                terms.data() + (r - n) * stride);
-    store_bfloat16(out + n, count, add_terms(terms.data(), stride, x.blocks));
+    for (std::size_t r = 0; r < count; ++r)
+      row_terms(x, rows.rows, w.codes + (n + r) * (w.k / 2), w.scales + (n + r) * x.blocks,
+                terms.data() + r * stride);
+    for (std::size_t m = 0; m < rows.rows; ++m)
+      store_bfloat16(out + m * w.n + n, count,
+                     add_terms(terms.data() + m * kLanes * stride, stride, x.blocks));
   }
 }
 
@@ -195,6 +220,7 @@ void decode_vector(const Fp4Matrix& w, const std::size_t (&features)[kLanes], st
   }
   transpose_scales(scales, count, tile.scales[0][vector], kTile);
   for (std::size_t b = 0; b < count; ++b) {
+    prefetch_rows<kChunk * 16>(codes, b, kChunk);
     __m512i dwords[4];
     transpose_dwords(codes, b * 16, dwords);
     for (std::size_t j = 0; j < 4; ++j) {
@@ -303,8 +329,8 @@ void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat1
   static thread_local Digits digits;
   static thread_local std::vector<float> sums;
   digits.set({x.codes, x.scales, x.rows, w.k});
-  if (x.rows == 1)
-    one_row(x, digits, w, range, sums, out);
+  if (x.rows <= kFewRows)
+    few_rows(x, digits, w, range, sums, out);
   else
     many_rows(x, digits, w, range, sums, out);
 }

@@ -16,7 +16,7 @@
 namespace dsv41::avx512 {
 namespace {
 
-constexpr std::size_t kFewRows = 8;          // so many rows do not pay for a decoded tile
+constexpr std::size_t kFewRows = 7;          // so many rows do not pay for a decoded tile
 constexpr std::int32_t kLimb = 4096;         // base of the second limb
 constexpr std::int32_t kLargestSum = 74898;  // times 28672, the largest weight, stays below 2^31
 
@@ -122,6 +122,7 @@ bool decode_tile(const Fp8Matrix& w, std::size_t n, std::size_t end, std::size_t
   for (std::size_t b = 0; b < count; ++b) {
     for (std::size_t v = 0; v < kVectors; ++v) {
       tile.remainder_begin[b * kVectors + v] = remainders;
+      prefetch_rows<kChunk * kBlock>(codes[v], b, kChunk);
       for (std::size_t half = 0; half < 2; ++half) {
         __m512i dwords[4];
         transpose_dwords(codes[v], b * kBlock + half * 16, dwords);

@@ -156,6 +156,7 @@ struct Bf16Rows {
   const BFloat16* row(std::size_t feature) const { return values + feature * k; }
   void decode(std::size_t feature, std::size_t first, std::size_t count, double* to) const {
     for (std::size_t i = 0; i < count; i += kWidth) {
+      prefetch(row(feature) + first + i + kFeatures * k);  // for the next four features
       store_sixteen(to + i, widen(row(feature) + first + i, first_values(count - i)));
     }
   }
@@ -167,6 +168,7 @@ struct Fp8Rows {
   const std::uint8_t* row(std::size_t feature) const { return codes + feature * k; }
   void decode(std::size_t feature, std::size_t first, std::size_t count, double* to) const {
     for (std::size_t i = 0; i < count; i += kWidth) {
+      prefetch(row(feature) + first + i + kFeatures * k);
       const std::uint64_t mask = first_bytes(std::min(kWidth, count - i));
       const CodeWords words = code_words(load_part(row(feature) + first + i, mask));
       store_sixteen(to + i, sixteen_codes<0>(words));
