@@ -371,7 +371,7 @@ int code_of_rank(const CommandLine& command, const std::exception_ptr& refused, 
     if (command.options.audit_only) return audit_once(command.options, communicator);
     const ExitCode code = run(command.options, communicator);
     if (end_signal() == 0) return static_cast<int>(code);
-    if (host) fmt::print(stderr, "dsv41-mpi: ended by {}\n", end_signal() == SIGINT ? "SIGINT" : "SIGTERM");
+    if (host) fmt::print(stderr, "dsv41-mpi: ended by {}\n", end_cause());
     return 128 + end_signal();
   } catch (...) {
     const auto [code, message] = describe_failure(std::current_exception());

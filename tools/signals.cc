@@ -24,6 +24,7 @@ namespace {
 static_assert(std::atomic<int>::is_always_lock_free);
 std::atomic<bool> g_stop{false};
 std::atomic<int> g_end_signal{0};
+std::atomic<bool> g_end_by_parent{false};
 std::atomic<const char*> g_phase{nullptr};
 std::atomic<std::uint64_t> g_steps{0};
 std::atomic<int> g_settled_code{-1};
@@ -78,7 +79,8 @@ void on_stop(int) {
   g_stop = true;
 }
 
-void on_end(int signal) {
+void on_end(int signal, siginfo_t* information, void*) {
+  g_end_by_parent = information->si_code <= 0 && information->si_pid == ::getppid();
   g_end_signal = signal;
   g_stop = true;
   if (!g_have_end_timer) ::_exit(128 + signal);
@@ -91,7 +93,7 @@ void on_end_timer(int) {
   if (g_settled_code >= 0) ::_exit(g_settled_code);
   const int signal = g_end_signal;
   Line line = message();
-  line << "ended by " << (signal == SIGINT ? "SIGINT" : "SIGTERM");
+  line << "ended by " << end_cause();
   if (const char* phase = g_phase) line << " in " << phase << ", step " << g_steps.load();
   line.write();
   end_process(128 + signal);
@@ -160,6 +162,12 @@ void on_bus_error(int signal, siginfo_t* information, void*) {
   end_process(static_cast<int>(ExitCode::Resources));
 }
 
+void handle(int signal, void (*handler)(int, siginfo_t*, void*)) {
+  struct sigaction action = {};
+  action.sa_sigaction = handler;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
+  ::sigaction(signal, &action, nullptr);
+}
 void handle(int signal, void (*handler)(int)) {
   struct sigaction action = {};
   action.sa_handler = handler;
@@ -209,6 +217,12 @@ bool stop_requested() {
 
 int end_signal() {
   return g_end_signal;
+}
+
+std::string_view end_cause() {
+  if (g_end_signal == SIGINT) return g_end_by_parent ? "SIGINT from the parent process" : "SIGINT";
+  return g_end_by_parent ? "SIGTERM from the parent process (a launcher sends it when any rank has ended)"
+                         : "SIGTERM";
 }
 
 }  // namespace dsv41

@@ -29,6 +29,8 @@ void settle_exit_code(int code);
 
 /// SIGTERM or SIGINT if one was seen, else 0. The process then ends with 128 plus this.
 int end_signal();
+/// That signal for a message: "SIGTERM from the parent process (...)". May be called in a handler.
+std::string_view end_cause();
 
 /// Milliseconds from SIGTERM or SIGINT until the process ends in any case, even in the middle of a step:
 /// launchers send SIGKILL after 1 s.

@@ -85,6 +85,16 @@ class Signals(unittest.TestCase):
                 self.assertLess(seconds, AT_ONCE)
                 self.check_text(text)
 
+    def test_the_launcher_ends_the_others(self):
+        """What is left of a job says that it did not end by itself."""
+        running = Running(self, ENDLESS, ranks=3).producing()
+        os.kill(ranks_of(running.process.pid)[2], signal.SIGKILL)
+        code, text, errors, seconds = running.finished()
+        self.assertNotEqual(code, 0, errors)
+        self.assertRegex(errors, r"from the parent process \(a launcher|rank 2 \(")
+        self.assertLess(seconds, AT_ONCE + 2)
+        self.check_text(text)
+
     def test_whole_job(self):
         running = Running(self, ENDLESS, ranks=3).producing()
         pids = ranks_of(running.process.pid).values()
