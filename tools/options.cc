@@ -103,7 +103,8 @@ po::options_description descriptions(bool audit) {
       "for the state of all sequences, for example 4G; others wait (no limit)")(
       "no-prefix-sharing", "compute common prefixes of prompts again for each (for comparison)");
   machine.add_options()("placement", text()->value_name("HOW"), "contiguous | cyclic | file:PATH (cyclic)")(
-      "backend", text()->value_name("NAME"), "kernels to use: auto | plain | avx2 | avx512 (auto)")(
+      "backend", text()->value_name("NAME"),
+      "kernels to use: auto | plain | avx2 | avx512 | avx512vbmi (auto)")(
       "threads", text()->value_name("N"), "per rank (the cores of the machine, shared among its ranks)")(
       "devices", text()->value_name("auto|none|LIST"),
       "what the expert ranks of each machine compute on, in rank order: GPU numbers and cpu, for example "

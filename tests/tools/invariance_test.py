@@ -1,38 +1,16 @@
 """Dumped logits are the same bytes for any number of ranks, placement, chunk, thread count, backend and transport."""
 
 import json
-import pathlib
 import random
-import shutil
-import tempfile
+import re
 import unittest
 
-from program import CHECKPOINTS, DATA, OB1, UCX, run
+from logits import SameLogits
+from program import CHECKPOINTS, OB1, UCX, run
 
 
-class Invariance(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.directory = pathlib.Path(tempfile.mkdtemp())
-        cls.addClassCleanup(shutil.rmtree, cls.directory)
-        prompts = json.loads((DATA / "forward/prompts.json").read_text())["prompts"]
-        cls.ids = ",".join(map(str, next(p["ids"] for p in prompts if p["name"] == "mixed")))
-        cls.expected = cls.dump("reference", ["--threads", "1"])
-
-    @classmethod
-    def dump(cls, name, arguments, **options):
-        path = cls.directory / f"{name}.h5"
-        result = run(["--model", CHECKPOINTS / "mini", "--prompt-ids", cls.ids, "-n", "4", "--ignore-eos",
-                      "--dump-logits", path, *arguments], **options)
-        if result.code != 0:
-            raise AssertionError(result.err)
-        content = path.read_bytes()
-        path.unlink()
-        return content
-
-    def same(self, arguments, **options):
-        with self.subTest(arguments=arguments, **options):
-            self.assertEqual(self.dump("other", arguments, **options), self.expected)
+class Invariance(SameLogits):
+    REFERENCE = ("--threads", "1")
 
     def test_chunks(self):
         for chunk in (1, 3, 16):
@@ -41,8 +19,17 @@ class Invariance(unittest.TestCase):
     def test_threads(self):
         self.same(["--threads", "2"])
 
-    def test_plain_backend(self):
-        self.same(["--backend", "plain"])
+    def test_backends(self):
+        """All that this CPU can run; the others are refused with what they need."""
+        dry = ["--model", CHECKPOINTS / "mini", "--prompt", "x", "--dry-run"]
+        names = re.search(r"there are: auto, (.*)", run([*dry, "--backend", "?"]).err)[1].split(", ")
+        self.assertIn("plain", names)
+        for name in names:
+            refusal = run([*dry, "--backend", name])
+            if refusal.code == 0:
+                self.same(["--backend", name])
+            else:
+                self.assertRegex(refusal.err, f"backend '{name}' needs .*, which this CPU does not have")
 
     def test_ranks(self):
         for ranks in (1, 2, 3, 5):

@@ -12,9 +12,9 @@ import tempfile
 import threading
 import unittest
 
-from program import CHECKPOINTS, DATA, command, environment, run
+from logits import MINI, SameLogits
+from program import command, environment, run
 
-MINI = CHECKPOINTS / "mini"
 EXPERT = 20 << 10  # bytes that one expert of the mini checkpoint takes, with what lies around it
 
 
@@ -37,32 +37,8 @@ def refuse_io_uring():
         os._exit(99)
 
 
-class Residency(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.directory = pathlib.Path(tempfile.mkdtemp())
-        cls.addClassCleanup(shutil.rmtree, cls.directory)
-        prompts = json.loads((DATA / "forward/prompts.json").read_text())["prompts"]
-        cls.ids = ",".join(map(str, next(p["ids"] for p in prompts if p["name"] == "mixed")))
-        cls.expected, _ = cls.dump([])
-
-    @classmethod
-    def dump(cls, arguments, **options):
-        path = cls.directory / "logits.h5"
-        result = run(["--model", MINI, "--prompt-ids", cls.ids, "-n", "6", "--ignore-eos", "--dump-logits", path,
-                      *arguments], **options)
-        if result.code != 0:
-            raise AssertionError(result.err)
-        content = path.read_bytes()
-        path.unlink()
-        return content, result.err
-
-    def same(self, arguments, *words, **options):
-        with self.subTest(arguments=arguments, **options):
-            content, said = self.dump(arguments, **options)
-            self.assertEqual(content, self.expected)
-            for word in words:
-                self.assertIn(word, said)
+class Residency(SameLogits):
+    TOKENS = 6
 
     def test_engram_modes(self):
         self.same(["--engram", "mmap"])
