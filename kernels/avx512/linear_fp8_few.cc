@@ -318,14 +318,16 @@ DSV41_OUT_OF_LINE bool read_tile(std::span<const Row> x, const std::uint8_t* cod
   return add_remainders(x, codes, k, listed, tile);
 }
 
-/// RN32 of the exact dot products of a block with sixteen weight rows.
-inline __m512 rounded_dots(__m512i dots, const std::int32_t* corrections, double factor) {
-  const __m512d scale = _mm512_set1_pd(factor);
-  const __m512d low = _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(dots)), scale,
+/// Adds a block of sixteen weight rows: RN32 of the exact dot products, times their scale.
+inline __m512 add_block(__m512 sum, __m512i dots, const std::int32_t* corrections, double factor,
+                        float scale) {
+  const __m512d wide_factor = _mm512_set1_pd(factor);
+  const __m512d low = _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(dots)), wide_factor,
                                       _mm512_cvtepi32_pd(load32(corrections)));
-  const __m512d high = _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(dots, 1)), scale,
+  const __m512d high = _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(dots, 1)), wide_factor,
                                        _mm512_cvtepi32_pd(load32(corrections + 8)));
-  return _mm512_mul_ps(join_floats(low, high), _mm512_set1_ps(0x1p-18f));
+  const __m512 d = _mm512_mul_ps(join_floats(low, high), _mm512_set1_ps(0x1p-18f));
+  return _mm512_add_ps(sum, _mm512_mul_ps(d, _mm512_set1_ps(scale)));
 }
 
 /// The features of a tile, one in each lane: their scaled block products, added in ascending order.
@@ -336,14 +338,19 @@ DSV41_OUT_OF_LINE __m512 add_blocks(const Row& x, const TileSums& tile, const fl
     rows[r] =
         reinterpret_cast<const std::uint8_t*>(tile.dots.data() + std::min(r, count - 1) * x.groups * kGroup);
   __m512 sum = _mm512_setzero_ps();
-  for (std::size_t b = 0; b < x.blocks; b += 4) {
-    __m512i dots[4];
+  const double* const factor = x.factor.data();
+  const std::int32_t* const corrections = tile.corrections.data();
+  const auto whole = x.blocks / 4 * 4;
+  __m512i dots[4];
+  for (std::size_t b = 0; b < whole; b += 4) {
     transpose_dwords(rows, b * sizeof(std::int32_t), dots);
-    for (std::size_t i = 0; i < 4 && b + i < x.blocks; ++i) {
-      const __m512 d = rounded_dots(dots[i], tile.corrections.data() + (b + i) * kLanes, x.factor[b + i]);
-      sum = _mm512_add_ps(sum, _mm512_mul_ps(d, _mm512_set1_ps(scale[b + i])));
-    }
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < 4; ++i)
+      sum = add_block(sum, dots[i], corrections + (b + i) * kLanes, factor[b + i], scale[b + i]);
   }
+  if (whole < x.blocks) transpose_dwords(rows, whole * sizeof(std::int32_t), dots);
+  for (std::size_t b = whole; b < x.blocks; ++b)
+    sum = add_block(sum, dots[b - whole], corrections + b * kLanes, factor[b], scale[b]);
   return sum;
 }
 

@@ -16,7 +16,7 @@ constexpr std::size_t kFeatures = 4;  // weight rows that share the loads of an 
 constexpr std::size_t kRows =
     5;  // … and activation rows that share those of decoded weights: 20 sums in registers
 constexpr std::size_t kFewRows = 4;    // so many go one by one: decoding into memory would not pay
-constexpr std::size_t kDepth = 512;    // part of K: four decoded weight rows stay in the first-level cache
+constexpr std::size_t kDepth = 256;    // part of K: four decoded weight rows stay in the first-level cache
 constexpr std::size_t kRowBlock = 25;  // rows that a decoded weight serves; their part of K and …
 constexpr std::size_t kTile = kBlock;  // … the sums with that many features stay in the second-level cache
 
@@ -149,7 +149,7 @@ void add_rows(std::size_t rows, const double* x, std::size_t stride, const doubl
   }
 }
 
-// How weights become fp64, `count` of them from `first` on, zeros up to a multiple of sixteen.
+// How weights become fp64, `count` <= kDepth of them from `first` on, zeros up to a multiple of sixteen.
 struct Bf16Rows {
   const BFloat16* values;  // [features][k]
   std::size_t k;
@@ -161,17 +161,19 @@ struct Bf16Rows {
     }
   }
 };
-/// Codes times 2^-1016; the scales are in the activations.
+/// Codes times 2^-1016; the scales are in the activations. Writes zeros up to a multiple of 64.
 struct Fp8Rows {
   const std::uint8_t* codes;  // [features][k]
   std::size_t k;
   const std::uint8_t* row(std::size_t feature) const { return codes + feature * k; }
   void decode(std::size_t feature, std::size_t first, std::size_t count, double* to) const {
-    for (std::size_t i = 0; i < count; i += kWidth) {
+    for (std::size_t i = 0; i < count; i += 64) {
       prefetch(row(feature) + first + i + kFeatures * k);
-      const std::uint64_t mask = first_bytes(std::min(kWidth, count - i));
-      const CodeWords words = code_words(load_part(row(feature) + first + i, mask));
+      const CodeWords words = code_words(load_part(row(feature) + first + i, first_bytes(count - i)));
       store_sixteen(to + i, sixteen_codes<0>(words));
+      store_sixteen(to + i + 16, sixteen_codes<1>(words));
+      store_sixteen(to + i + 32, sixteen_codes<2>(words));
+      store_sixteen(to + i + 48, sixteen_codes<3>(words));
     }
   }
 };
@@ -216,6 +218,12 @@ bool single_sums(const Activation* x, std::size_t rows, std::size_t x_stride, co
   return true;
 }
 
+/// Elements between two activation rows: a multiple of 64, and two more cache lines, since rows whose
+/// distance is a large power of two would fight for the same places in the first-level cache.
+constexpr std::size_t padded_length(std::size_t k) {
+  return ceil_div(k, 64) * 64 + kWidth;
+}
+
 /// Activations as fp64, [kRowBlock][padded] for rows padded with zeros to a multiple of 64.
 double* wide_rows(const BFloat16* x, std::size_t rows, std::size_t x_stride, std::size_t k,
                   std::size_t padded) {
@@ -233,7 +241,7 @@ double* wide_rows(const BFloat16* x, std::size_t rows, std::size_t x_stride, std
 template <class Emit>
 void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Bf16Matrix& w,
                    Range range, const Emit& emit) {
-  const std::size_t padded = ceil_div(w.k, 64) * 64;
+  const std::size_t padded = padded_length(w.k);
   double sums[kRowBlock * kTile];
   for (std::size_t first = 0; first < rows; first += kRowBlock) {
     const std::size_t count = std::min(kRowBlock, rows - first);
@@ -294,7 +302,7 @@ void linear_wide(const BFloat16* x, std::size_t rows, const Bf16Matrix& w, Range
 void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Fp8Matrix& w,
                             Range range, BFloat16* out, std::size_t out_stride) {
   static thread_local std::vector<double> scaled;
-  const std::size_t k = w.k, blocks = k / kBlock, padded = ceil_div(k, 64) * 64;
+  const std::size_t k = w.k, blocks = k / kBlock, padded = padded_length(k);
   if (scaled.size() < kRowBlock * padded) scaled.resize(kRowBlock * padded);
   double sums[kRowBlock * kTile];
   for (std::size_t first = 0; first < rows; first += kRowBlock) {
