@@ -32,7 +32,7 @@ Buffer::~Buffer() {
 
 double read_rate(ThreadPool& pool, const std::uint8_t* data, std::size_t bytes) {
   std::atomic<std::uint64_t> sink{0};
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   pool.parallel_for(bytes / 4096, 64, [&](Range pages) {
     std::uint64_t sums[16] = {};
     for (const std::uint8_t *p = data + pages.begin * 4096, *end = data + pages.end * 4096; p < end;
@@ -44,7 +44,7 @@ double read_rate(ThreadPool& pool, const std::uint8_t* data, std::size_t bytes) 
       }
     for (const std::uint64_t sum : sums) sink.fetch_xor(sum, std::memory_order_relaxed);
   });
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = seconds_since(start);
   return static_cast<double>(bytes) / seconds + (sink.load() == 1 ? 1e-9 : 0.0);  // the sum is used
 }
 

@@ -51,6 +51,11 @@ class Buffer {
 /// Bytes per second of a loop that loads every byte of [data, data + bytes) once, split over the pool.
 double read_rate(ThreadPool& pool, const std::uint8_t* data, std::size_t bytes);
 
+using Clock = std::chrono::steady_clock;
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 /// Best and median time of body(i), repeated with i = 0, 1, ... for `seconds` (three times at least). The
 /// best one is what the code can do; the distance to the median says how busy the machine was.
 struct Timing {
@@ -59,16 +64,12 @@ struct Timing {
 };
 template <class Body>
 Timing time_calls(double seconds, const Body& body) {
-  using Clock = std::chrono::steady_clock;
-  const auto elapsed = [](Clock::time_point since) {
-    return std::chrono::duration<double>(Clock::now() - since).count();
-  };
   std::vector<double> times;
   body(0);  // the first call sizes scratch memory
-  for (const auto start = Clock::now(); times.size() < 3 || elapsed(start) < seconds;) {
+  for (const auto start = Clock::now(); times.size() < 3 || seconds_since(start) < seconds;) {
     const auto call = Clock::now();
     body(times.size() + 1);
-    times.push_back(elapsed(call));
+    times.push_back(seconds_since(call));
   }
   std::sort(times.begin(), times.end());
   return {times.front(), times[times.size() / 2], times.size()};

@@ -19,11 +19,8 @@ Json measure(StepRunner& runner, const SyntheticModel& model, const Options& opt
   best.seconds = 1e300;
   std::vector<double> times;
   double read = 0, bytes = 0;
-  const auto start = std::chrono::steady_clock::now();
-  for (std::size_t i = 0;
-       i < 4 ||
-       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < options.seconds;
-       ++i) {
+  const auto start = Clock::now();
+  for (std::size_t i = 0; i < 4 || seconds_since(start) < options.seconds; ++i) {
     read = std::max(read, runner.read_rate());
     Step step;
     for (Sequence& sequence : sequences) step.add(sequence, runner.tokens(c.rows), c.rows);

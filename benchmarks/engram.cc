@@ -24,15 +24,10 @@ namespace dsv41::bench {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 // Of the released model.
 constexpr std::size_t kTables = 2, kTokens = 512, kColumns = 24, kWidth = 256, kScales = kWidth / kBlock;
 constexpr std::size_t kIds = kTokens * kColumns;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// A file of this process's own in a directory, gone at the end.
 class BigFile {

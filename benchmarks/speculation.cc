@@ -36,10 +36,8 @@ Costs measure(StepRunner& runner, std::size_t sequences, std::uint32_t context, 
   Costs costs{std::vector<double>(drafts + 1, 1e300)};
   std::vector<Sequence> states;
   for (std::size_t i = 0; i < sequences; ++i) states.push_back(runner.sequence(context));
-  const auto start = std::chrono::steady_clock::now();
-  for (int round = 0;
-       round < 3 || std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds;
-       ++round)
+  const auto start = Clock::now();
+  for (int round = 0; round < 3 || seconds_since(start) < seconds; ++round)
     for (std::size_t count = 0; count <= drafts; ++count) {
       Step step;
       for (Sequence& state : states) step.add(state, runner.tokens(1 + count), 1 + count);
