@@ -178,7 +178,9 @@ void Attention::attend_segment(const Segment& stored, const Segment& segment,
 
 void Attention::attend_heads(std::size_t row, std::size_t slots, std::uint32_t layer) {
   const std::span<const float> sink = context_.weights.block(layer).attention.sink;
-  context_.compute.threads().parallel_for(heads_, 4, [&](Range range) {
+  // Every range widens the keys anew: few ranges for few threads.
+  const std::size_t grain = std::clamp<std::size_t>(heads_ / (2 * context_.compute.threads().size()), 4, 16);
+  context_.compute.threads().parallel_for(heads_, grain, [&](Range range) {
     const std::size_t offset = (row * heads_ + range.begin) * dim_;
     context_.compute.ops().attention(q_.data() + offset, slots_.data(), slots, sink.data() + range.begin,
                                      scale_, range.size(), dim_, heads_out_.data() + offset);

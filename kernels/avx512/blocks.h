@@ -112,6 +112,11 @@ inline void transpose_dwords(const std::uint8_t* const* rows, std::size_t offset
   out[3] = _mm512_unpackhi_epi64(t1, t3);
 }
 
+inline void prefetch_bytes(const std::uint8_t* from, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T0);
+}
+
 /// Step `step` of `steps` that fetch, for each of sixteen rows, the `Bytes` bytes behind the first ones.
 template <std::size_t Bytes>
 inline void prefetch_rows(const std::uint8_t* const* rows, std::size_t step, std::size_t steps) {
@@ -126,18 +131,6 @@ inline __m512i sum_quads(__m512i a, __m512i b, __m512i c, __m512i d) {
   const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
   const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
   return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-}
-
-/// a0 + a1, b0 + b1, a2 + a3, ...
-inline __m512i sum_twos(__m512i a, __m512i b) {
-  const __m512i kept = _mm512_mask_blend_epi32(0xAAAA, a, b), moved = _mm512_mask_blend_epi32(0xAAAA, b, a);
-  return _mm512_add_epi32(kept, _mm512_shuffle_epi32(moved, _MM_PERM_CDAB));
-}
-/// The same sums as sum_quads, with half as many shuffles and more blends, which more execution units can do.
-inline __m512i sum_fours(__m512i a, __m512i b, __m512i c, __m512i d) {
-  const __m512i ab = sum_twos(a, b), cd = sum_twos(c, d);
-  const __m512i kept = _mm512_mask_blend_epi64(0xAA, ab, cd), moved = _mm512_mask_blend_epi64(0xAA, cd, ab);
-  return _mm512_add_epi32(kept, _mm512_shuffle_epi32(moved, _MM_PERM_BADC));
 }
 
 /// Sums of neighbouring 128-bit parts: a0 + a1, b0 + b1, a2 + a3, b2 + b3.

@@ -49,10 +49,11 @@ inline Words words_of(__m512i codes) {
                                                              -64, -72, -80, -88, -96, -104, -112, -120};
   const __m512i mantissas =
       _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load16(kMantissas)), sign_and_fraction(codes));
+  // Times 256: shifts and shuffles keep their units busy enough.
+  const __m512i even = _mm512_mullo_epi16(mantissas, _mm512_set1_epi16(256));
   const __m512i odd = _mm512_and_si512(mantissas, _mm512_set1_epi16(static_cast<std::int16_t>(0xFF00)));
   const __m512i odd_shifts = _mm512_andnot_si512(_mm512_srli_epi16(codes, 11), _mm512_set1_epi16(15));
-  return {_mm512_srav_epi16(_mm512_mullo_epi16(mantissas, _mm512_set1_epi16(256)), even_shifts(codes)),
-          _mm512_srav_epi16(odd, odd_shifts)};
+  return {_mm512_srav_epi16(even, even_shifts(codes)), _mm512_srav_epi16(odd, odd_shifts)};
 }
 
 /// One bit per code that words_of may not give exactly (E < 4, zero among them) or that is NaN.

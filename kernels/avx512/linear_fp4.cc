@@ -189,6 +189,8 @@ void few_rows(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Ra
       plain_ops().linear_fp4(rows, w, {n, n + count}, out);  // NaN spreads as the definition says
       continue;
     }
+    prefetch_bytes(w.scales + (n + kLanes) * x.blocks,
+                   kLanes * x.blocks);  // the next tile's are looked at before its codes
     for (std::size_t r = 0; r < count; ++r)
       row_terms(x, rows.rows, w.codes + (n + r) * (w.k / 2), w.scales + (n + r) * x.blocks,
                 terms.data() + r * stride);

@@ -195,7 +195,7 @@ inline void multiply_last(const PairWords* x, const std::uint8_t* codes, std::si
 inline void add_up_group(const GroupSums& sums, std::int32_t* dots) {
   const auto& p = sums.pairs;
   // The sums of a pair's blocks lie in the lower and in the upper half.
-  const __m512i halves = sum_parts(sum_fours(p[0], p[1], p[2], p[3]), sum_fours(p[4], p[5], p[6], p[7]));
+  const __m512i halves = sum_parts(sum_quads(p[0], p[1], p[2], p[3]), sum_quads(p[4], p[5], p[6], p[7]));
   const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   store(dots, _mm512_permutexvar_epi32(order, halves));
 }
