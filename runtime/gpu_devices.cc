@@ -46,6 +46,8 @@ bool parse_emulated(std::string_view text, DeviceEntry& entry) {
       options.fail_launch = value;
     else if (name == "hang")
       options.hang_launch = value;
+    else if (name == "hang_copy")
+      options.hang_copy = value;
     else
       return false;
   }

@@ -39,7 +39,8 @@ struct GpuRequest {
 
 /// "auto", "none" (all on the CPU), or a list of device numbers and "cpu" such as "0,2,cpu". In place of a
 /// number "emulated" may stand, with `:memory=BYTES`; `:fail=N` or `:hang=N` for what happens to the N-th
-/// launch; and `:mpi=cuda` for an MPI library that takes its memory. Throws UsageError.
+/// launch, `:hang_copy=N` to the N-th upload of an expert; and `:mpi=cuda` for an MPI library that takes its
+/// memory. Throws UsageError.
 GpuRequest parse_gpu_request(std::string_view devices, bool share);
 
 /// Place of this process among those of its machine.

@@ -55,7 +55,14 @@ class GpuEngine final : public ExpertEngine, private MessageMemory {
       experts_ = std::make_unique<cuda::DeviceExperts>(
           std::move(device_), plan_.options,
           [this](cuda::ExpertKey key) { return source_.expert(key.block, key.expert); });
-      experts_->load(owned_, [&](std::uint64_t done, std::uint64_t total) { report({done, total}); });
+      LoadProgress last;
+      experts_->load(
+          owned_,
+          [&](std::uint64_t done, std::uint64_t total) {
+            last = {done, total};
+            report(last);
+          },
+          patiently("an upload", [&] { report(last); }));
       if (!plan_.options.in_place) return;
       const std::size_t tail = plan_.options.max_routes * sizeof(wire::WireRoute);
       ends_ = experts_->allocate(cuda::DeviceBuffer::Kind::Pinned,
@@ -76,10 +83,12 @@ class GpuEngine final : public ExpertEngine, private MessageMemory {
     on_device([&] {
       group_by_expert(call);
       if (plan_.options.in_place)
-        experts_->begin_in_place(call.x, tasks_, geometry().swiglu_limit, outputs.data(), alive);
+        experts_->begin_in_place(call.x, tasks_, geometry().swiglu_limit, outputs.data(), alive,
+                                 patiently("an upload", alive));
       else
-        experts_->begin(call.x, tasks_, geometry().swiglu_limit, alive);
-      wait([this] { return experts_->ready(); }, alive);
+        experts_->begin(call.x, tasks_, geometry().swiglu_limit, alive, patiently("an upload", alive));
+      wait(
+          "a call", [this] { return experts_->ready(); }, alive);
       experts_->finish(plan_.options.in_place ? std::span<BFloat16>() : outputs);
     });
     const cuda::DeviceExpertsCounters& after = experts_->counters();
@@ -120,13 +129,18 @@ class GpuEngine final : public ExpertEngine, private MessageMemory {
 
   void wait_for_copies(const std::function<void()>& alive) {
     const cuda::Event copied = experts_->device().record(cuda::Queue::Compute);
-    wait([&] { return experts_->device().reached(copied); }, alive);
+    wait(
+        "a copy", [&] { return experts_->device().reached(copied); }, alive);
+  }
+
+  cuda::DeviceExperts::Wait patiently(const char* what, std::function<void()> alive) {
+    return [this, what, alive = std::move(alive)](const auto& reached) { wait(what, reached, alive); };
   }
 
   /// Polls the device: without a pause for the first moments (a decode step takes tens of microseconds), then
   /// politely.
   template <class Ready>
-  void wait(const Ready& ready, const std::function<void()>& alive) {
+  void wait(const char* what, const Ready& ready, const std::function<void()>& alive) {
     constexpr std::uint64_t kBusyNs = 2'000'000, kAliveNs = 200'000'000;
     // A device that is asked rarely is not blamed: this process may have been stopped, and an emulated device
     // works while it is asked.
@@ -144,9 +158,9 @@ class GpuEngine final : public ExpertEngine, private MessageMemory {
         experts_->abandon();
         experts_.reset();
         throw ResourceError(
-            fmt::format("{} hangs: it has not finished a call for {:.3g} s; the kernel log "
+            fmt::format("{} hangs: it has not finished {} for {:.3g} s; the kernel log "
                         "(dmesg) names the Xid if the device itself failed",
-                        name_, static_cast<double>(hang_ns) * 1e-9));
+                        name_, what, static_cast<double>(hang_ns) * 1e-9));
       }
       if (now - begin > kBusyNs) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }

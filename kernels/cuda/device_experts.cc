@@ -176,15 +176,20 @@ struct DeviceExperts::Implementation {
                                 std::to_string(k));
   }
 
+  void wait_for(Event event, const Wait& wait) {
+    if (!wait) return device->synchronize(event);
+    wait([this, event] { return device->reached(event); });
+  }
+
   /// The expert's slot in pinned memory, read from the source if it is not there.
-  SlotCache::Slot read(ExpertKey key) {
+  SlotCache::Slot read(ExpertKey key, const Wait& wait) {
     if (const auto found = in_pinned.find(number(key))) return *found;
     const ExpertMatrices matrices = source(key);
     check(matrices.w1, options.inter, options.dim, key);
     check(matrices.w3, options.inter, options.dim, key);
     check(matrices.w2, options.dim, options.inter, key);
     const SlotCache::Slot slot = in_pinned.place(number(key));
-    device->synchronize(pinned[slot].sent);
+    wait_for(pinned[slot].sent, wait);
     std::byte* const target = pinned_slots.data() + slot * layout.bytes;
     const auto copy = [&](const SlotLayout::Part& part, const std::uint8_t* from) {
       constexpr std::size_t kGrain = std::size_t{1} << 20;
@@ -207,8 +212,8 @@ struct DeviceExperts::Implementation {
   }
 
   /// Puts the expert on its way to a device slot; the copy queue runs ahead of what uses it.
-  SlotCache::Slot upload(ExpertKey key) {
-    const SlotCache::Slot from = read(key);
+  SlotCache::Slot upload(ExpertKey key, const Wait& wait) {
+    const SlotCache::Slot from = read(key, wait);
     const SlotCache::Slot to = on_device.place(number(key));
     device->wait(Queue::Copy, resident[to].used);
     device->upload(Queue::Copy, slots.data() + to * layout.bytes, pinned_slots.data() + from * layout.bytes,
@@ -360,7 +365,7 @@ struct DeviceExperts::Implementation {
   }
 
   void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit,
-             const std::function<void()>& alive) {
+             const std::function<void()>& alive, const Wait& wait) {
     const std::size_t total = check(x, tasks);
     start(reinterpret_cast<BFloat16*>(workspace.data() + outputs_at), false);
     if (total > 0) {
@@ -369,7 +374,7 @@ struct DeviceExperts::Implementation {
       std::memcpy(staging.data() + scales_at, x.scales, scale_bytes);
       device->upload(Queue::Compute, workspace.data(), staging.data(), scales_at + scale_bytes);
       const auto* const codes = reinterpret_cast<const std::uint8_t*>(workspace.data());
-      run({codes, codes + scales_at, x.rows, x.k}, tasks, limit, alive);
+      run({codes, codes + scales_at, x.rows, x.k}, tasks, limit, alive, wait);
       device->download(Queue::Compute, staging.data() + staged_outputs_at, workspace.data() + outputs_at,
                        total * options.dim * sizeof(BFloat16));
     }
@@ -377,17 +382,17 @@ struct DeviceExperts::Implementation {
   }
 
   void begin_in_place(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit,
-                      BFloat16* into, const std::function<void()>& alive) {
+                      BFloat16* into, const std::function<void()>& alive, const Wait& wait) {
     const std::size_t total = check(x, tasks);
     start(into, true);
-    if (total > 0) run(x, tasks, limit, alive);
+    if (total > 0) run(x, tasks, limit, alive, wait);
     done = device->record(Queue::Compute);
   }
 
   /// Experts that are there first, in one launch; meanwhile the others are read and uploaded, in groups as
   /// large as pinned memory holds at a time.
   void run(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float limit,
-           const std::function<void()>& alive) {
+           const std::function<void()>& alive, const Wait& wait) {
     std::vector<const DeviceExpertTask*> present, missing;
     std::vector<SlotCache::Slot> places;
     for (const DeviceExpertTask& task : tasks) {
@@ -408,7 +413,7 @@ struct DeviceExperts::Implementation {
       places.clear();
       for (const DeviceExpertTask* task : part) {
         const auto there = on_device.find(number(task->key));  // two tasks may name one expert
-        places.push_back(there ? *there : upload(task->key));
+        places.push_back(there ? *there : upload(task->key, wait));
         if (alive) alive();
       }
       device->wait(Queue::Compute, device->record(Queue::Copy));
@@ -428,7 +433,8 @@ std::span<std::byte> DeviceExperts::allocate(DeviceBuffer::Kind kind, std::size_
 }
 
 void DeviceExperts::load(std::span<const ExpertKey> keys,
-                         const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+                         const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                         const Wait& wait) {
   Implementation& self = *implementation_;
   const std::size_t uploads = std::min<std::size_t>(keys.size(), self.options.slots - self.on_device.used());
   const std::size_t reads = std::min<std::size_t>(keys.size() - uploads, self.options.pinned_slots);
@@ -436,23 +442,23 @@ void DeviceExperts::load(std::span<const ExpertKey> keys,
   for (std::size_t i = 0; i < uploads + reads; ++i) {
     if (self.on_device.contains(number(keys[i]))) continue;
     if (i < uploads)
-      self.upload(keys[i]);
+      self.upload(keys[i], wait);
     else
-      self.read(keys[i]);
+      self.read(keys[i], wait);
     if (progress) progress((i + 1) * self.layout.bytes, total);
   }
-  self.device->synchronize(self.device->record(Queue::Copy));
+  self.wait_for(self.device->record(Queue::Copy), wait);
 }
 
 void DeviceExperts::begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float swiglu_limit,
-                          const std::function<void()>& alive) {
-  implementation_->begin(x, tasks, swiglu_limit, alive);
+                          const std::function<void()>& alive, const Wait& wait) {
+  implementation_->begin(x, tasks, swiglu_limit, alive, wait);
 }
 
 void DeviceExperts::begin_in_place(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks,
-                                   float swiglu_limit, BFloat16* outputs,
-                                   const std::function<void()>& alive) {
-  implementation_->begin_in_place(x, tasks, swiglu_limit, outputs, alive);
+                                   float swiglu_limit, BFloat16* outputs, const std::function<void()>& alive,
+                                   const Wait& wait) {
+  implementation_->begin_in_place(x, tasks, swiglu_limit, outputs, alive, wait);
 }
 
 bool DeviceExperts::ready() {

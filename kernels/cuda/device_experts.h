@@ -60,6 +60,9 @@ class DeviceExperts {
  public:
   /// Matrices of an expert in host memory; the views stay valid.
   using Source = std::function<ExpertMatrices(ExpertKey)>;
+  /// Returns when `reached` does. May throw, for a device that does not answer; then only abandon() and
+  /// destruction may follow. Empty: waits for ever.
+  using Wait = std::function<void(const std::function<bool()>& reached)>;
 
   /// Throws DeviceError (memory) and std::invalid_argument (options, dimensions of an expert).
   DeviceExperts(std::unique_ptr<Device> device, const DeviceExpertsOptions& options, Source source);
@@ -70,7 +73,7 @@ class DeviceExperts {
   /// Uploads experts while slots are free, then fills pinned memory; reading and uploading overlap.
   /// `progress` (bytes read so far, bytes there will be) is called after every expert and may throw.
   void load(std::span<const ExpertKey> keys,
-            const std::function<void(std::uint64_t, std::uint64_t)>& progress);
+            const std::function<void(std::uint64_t, std::uint64_t)>& progress, const Wait& wait = {});
 
   /// Memory for the caller, released with this object, which waits for the device first. Throws DeviceError.
   std::span<std::byte> allocate(DeviceBuffer::Kind kind, std::size_t bytes);
@@ -78,13 +81,13 @@ class DeviceExperts {
   /// Starts a call and returns; the arrays may be reused at once. One call at a time. Each route fills the
   /// output row that its task names, a number below that of the call's routes.
   /// `alive` (may be empty) is called after every expert that had to be fetched, and may throw; then no call
-  /// may follow.
+  /// may follow. `wait`: for earlier uploads, when more experts are missing than pinned memory holds.
   void begin(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float swiglu_limit,
-             const std::function<void()>& alive = {});
+             const std::function<void()>& alive = {}, const Wait& wait = {});
   /// The same on memory of the device: reads `x` and fills `outputs`, bf16 [routes, D], where they lie. Both
   /// must stay until finish() and be aligned to 16 bytes.
   void begin_in_place(const QuantizedRows& x, std::span<const DeviceExpertTask> tasks, float swiglu_limit,
-                      BFloat16* outputs, const std::function<void()>& alive = {});
+                      BFloat16* outputs, const std::function<void()>& alive = {}, const Wait& wait = {});
   /// Whether finish() would return without waiting.
   bool ready();
   /// outputs: bf16 [routes, D]; empty after begin_in_place(), which has filled its own.

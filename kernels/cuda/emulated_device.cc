@@ -115,7 +115,10 @@ class EmulatedDevice final : public Device {
   }
 
   void upload(Queue queue, void* device, const void* host, std::size_t bytes) override {
-    copy(queue, device, host, bytes);
+    if (queue == Queue::Copy && ++uploads_ == options_.hang_copy)
+      put(queue, [this] { hung(Queue::Copy) = true; });
+    else
+      copy(queue, device, host, bytes);
   }
   void download(Queue queue, void* host, const void* device, std::size_t bytes) override {
     copy(queue, host, device, bytes);
@@ -131,7 +134,8 @@ class EmulatedDevice final : public Device {
     return event;
   }
   void wait(Queue queue, Event event) override {
-    put(queue, [this, event] { synchronize(event); });
+    put(
+        queue, [] {}, event);
   }
   bool reached(Event event) override {
     check();
@@ -144,7 +148,8 @@ class EmulatedDevice final : public Device {
     check();
     for (auto found = pending_.find(event); found != pending_.end(); found = pending_.find(event)) {
       step(found->second);
-      if (hung_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (hung(Queue::Compute) || hung(Queue::Copy))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
   float elapsed_ms(Event, Event) override {
@@ -185,7 +190,7 @@ class EmulatedDevice final : public Device {
         check();
       }
       if (number == options_.hang_launch) {
-        hung_ = true;
+        hung(Queue::Compute) = true;
         return;
       }
       switch (variant) {
@@ -208,23 +213,34 @@ class EmulatedDevice final : public Device {
   void protect() {
     if (!options_.guarded) return;
     for (const auto& [memory, allocation] : allocations_)
-      mprotect(allocation.first, allocation.open, openings_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
+      mprotect(allocation.first, allocation.open,
+               openings_ > 0 && !failed_ ? PROT_READ | PROT_WRITE : PROT_NONE);
   }
 
-  std::deque<std::function<void()>>& queue_of(Queue queue) {
+  struct Work {
+    std::function<void()> run;
+    Event after = 0;  // of the other queue
+  };
+  std::deque<Work>& queue_of(Queue queue) {
     return queue == Queue::Compute ? compute_ : copy_;
   }
-  void put(Queue queue, std::function<void()> work) {
+  bool& hung(Queue queue) {
+    return queue == Queue::Compute ? compute_hung_ : copy_hung_;
+  }
+  void put(Queue queue, std::function<void()> work, Event after = 0) {
     check();
-    queue_of(queue).push_back(std::move(work));
+    queue_of(queue).push_back({std::move(work), after});
   }
   void check() const {
     if (failed_) throw DeviceError(DeviceFault::Failed, "emulated device: the launch was told to fail");
   }
+  /// Does the queue's next work, or of what that waits for.
   void step(Queue queue) {
-    if (hung_ && queue == Queue::Compute) return;
+    if (hung(queue)) return;
     auto& works = queue_of(queue);
-    const std::function<void()> work = std::move(works.front());
+    if (const auto awaited = pending_.find(works.front().after); awaited != pending_.end())
+      return step(awaited->second);
+    const std::function<void()> work = std::move(works.front().run);
     works.pop_front();
     const EmulatedAccess access(*this);
     work();
@@ -241,11 +257,11 @@ class EmulatedDevice final : public Device {
   std::map<void*, Allocation> allocations_;  // of device memory
   std::set<void*> pinned_;
   unsigned openings_ = 0;
-  std::deque<std::function<void()>> compute_, copy_;
+  std::deque<Work> compute_, copy_;
   std::map<Event, Queue> pending_;
   Event last_event_ = 0;
-  std::uint64_t launches_ = 0;
-  bool failed_ = false, hung_ = false;
+  std::uint64_t launches_ = 0, uploads_ = 0;
+  bool failed_ = false, compute_hung_ = false, copy_hung_ = false;
 };
 
 }  // namespace

@@ -18,8 +18,10 @@ struct EmulatedOptions {
   // The launch with this number (from 1) fails, and as on a real device every operation after it (a "sticky"
   // error); or it never ends, and synchronize() behind it does not return.
   std::uint64_t fail_launch = 0, hang_launch = 0;
+  // The upload on the copy queue with this number never ends.
+  std::uint64_t hang_copy = 0;
   // Device memory is out of the host's reach unless the device works on it, as a real one's: touching it is a
-  // segmentation fault.
+  // segmentation fault. That of a device that has failed is out of everybody's.
   bool guarded = true;
 };
 

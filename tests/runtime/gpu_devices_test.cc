@@ -84,7 +84,8 @@ TEST(ChooseDevice, CountsWhoSharesADevice) {
 
 TEST(ChooseDevice, ListsOfDevices) {
   EXPECT_TRUE(parse_gpu_request("auto", false).entries.empty());
-  const auto entries = parse_gpu_request("0,cpu,12,emulated:memory=4096:fail=3:hang=4", true).entries;
+  const auto entries =
+      parse_gpu_request("0,cpu,12,emulated:memory=4096:fail=3:hang=4:hang_copy=5", true).entries;
   ASSERT_EQ(entries.size(), 4u);
   EXPECT_EQ(entries[0].kind, Kind::Gpu);
   EXPECT_EQ(entries[1].kind, Kind::Cpu);
@@ -93,6 +94,7 @@ TEST(ChooseDevice, ListsOfDevices) {
   EXPECT_EQ(entries[3].emulated.memory_bytes, 4096u);
   EXPECT_EQ(entries[3].emulated.fail_launch, 3u);
   EXPECT_EQ(entries[3].emulated.hang_launch, 4u);
+  EXPECT_EQ(entries[3].emulated.hang_copy, 5u);
   EXPECT_FALSE(entries[3].mpi_takes_memory);
   EXPECT_TRUE(parse_gpu_request("emulated:mpi=cuda:fail=3", false).entries[0].mpi_takes_memory);
   EXPECT_TRUE(parse_gpu_request("0", true).share);

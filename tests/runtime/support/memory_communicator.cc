@@ -1,6 +1,8 @@
-// Mailboxes in memory: one queue per (source, destination, tag), messages copied when they are sent.
+// Mailboxes in memory: one queue per (source, destination, tag), messages copied when they are sent and,
+// whatever their receiver asks for, when there is a receive for them: as message layers do.
 #include "tests/runtime/support/memory_communicator.h"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -37,7 +39,7 @@ class MemoryCommunicator final : public Communicator {
   }
 
   Request receive(std::span<std::byte> buffer, int source, int tag) override {
-    Pending pending{true, buffer, source, tag, {}, false};
+    Pending pending{true, buffer, source, 0, false};
     const Request request = add(pending);
     posted_[{source, tag}].push_back(request.slot);
     return request;
@@ -47,20 +49,13 @@ class MemoryCommunicator final : public Communicator {
     if (bytes != nullptr) *bytes = 0;
     if (request.empty()) return true;
     Pending& pending = pending_[request.slot];
-    if (pending.receiving) {
-      deliver(pending.source, pending.tag);
-      if (!pending.complete) return false;
-      const Message message = std::move(pending.message);
-      const std::span<std::byte> buffer = pending.buffer;
-      const int source = pending.source;
-      request = {};
-      if (message.size() > buffer.size())
-        throw PeerError("message of rank " + std::to_string(source) +
-                        " truncated: " + std::to_string(message.size()) + " bytes");
-      if (!message.empty()) std::memcpy(buffer.data(), message.data(), message.size());
-      if (bytes != nullptr) *bytes = message.size();
-    }
+    deliver();
+    if (pending.receiving && !pending.complete) return false;
     request = {};
+    if (pending.bytes > pending.buffer.size())
+      throw PeerError("message of rank " + std::to_string(pending.source) +
+                      " truncated: " + std::to_string(pending.bytes) + " bytes");
+    if (bytes != nullptr) *bytes = pending.bytes;
     return true;
   }
 
@@ -75,8 +70,8 @@ class MemoryCommunicator final : public Communicator {
   struct Pending {
     bool receiving = false;
     std::span<std::byte> buffer;
-    int source = 0, tag = 0;
-    Message message;
+    int source = 0;
+    std::size_t bytes = 0;  // of the message
     bool complete = false;
   };
 
@@ -86,19 +81,21 @@ class MemoryCommunicator final : public Communicator {
   }
 
   /// Gives messages that have arrived to the receives in the order in which they were posted.
-  void deliver(int source, int tag) {
+  void deliver() {
     const std::lock_guard lock(boxes_->mutex);
-    auto& queue = boxes_->queues[{source, rank_, tag}];
-    auto& posted = posted_[{source, tag}];
-    while (!posted.empty()) {
-      Pending& first = pending_[posted.front()];
-      if (!first.complete) {
-        if (queue.empty()) return;
-        first.message = std::move(queue.front());
+    for (auto& [from, posted] : posted_) {
+      auto& queue = boxes_->queues[{from.first, rank_, from.second}];
+      for (; !posted.empty(); posted.pop_front()) {
+        Pending& first = pending_[posted.front()];
+        if (first.complete) continue;  // cancelled
+        if (queue.empty()) break;
+        const Message& message = queue.front();
+        first.bytes = message.size();
         first.complete = true;
+        const std::size_t fitting = std::min(first.buffer.size(), message.size());
+        if (fitting > 0) std::memcpy(first.buffer.data(), message.data(), fitting);
         queue.pop_front();
       }
-      posted.pop_front();
     }
   }
 
