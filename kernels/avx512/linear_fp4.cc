@@ -27,10 +27,12 @@ struct alignas(64) Group {
 };
 
 struct Digits {
-  std::size_t blocks = 0, groups = 0;  // blocks beyond `blocks` of the last group have digits and scale 0
+  std::size_t blocks = 0;  // of a row, which is repeated `copies` times:
+  std::size_t groups = 0;  // blocks beyond blocks * copies of the last group have digits and scale 0
+  std::size_t copies = 1;
   std::vector<Group> storage;
 
-  void set(const QuantizedRows& x);
+  void set(const QuantizedRows& x, std::size_t copies_of_rows);
   const Group* row(std::size_t index) const { return storage.data() + index * groups; }
 };
 
@@ -65,18 +67,19 @@ void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
     store_split(group.digits[b / 4][d] + b % 4 * 16, digit[d][0], digit[d][1]);
 }
 
-void Digits::set(const QuantizedRows& x) {
+void Digits::set(const QuantizedRows& x, std::size_t copies_of_rows) {
   blocks = x.k / kBlock;
-  groups = ceil_div(blocks, kGroup);
+  copies = copies_of_rows;
+  groups = ceil_div(blocks * copies, kGroup);
   if (storage.size() < x.rows * groups) storage.resize(x.rows * groups);
   for (std::size_t row = 0; row < x.rows; ++row) {
     for (std::size_t g = 0; g < groups; ++g) {
       Group& group = storage[row * groups + g];
-      if ((g + 1) * kGroup > blocks) std::memset(static_cast<void*>(&group), 0, sizeof(Group));
+      if ((g + 1) * kGroup > blocks * copies) std::memset(static_cast<void*>(&group), 0, sizeof(Group));
       group.any_wide = false;
-      for (std::size_t b = g * kGroup; b < std::min((g + 1) * kGroup, blocks); ++b) {
-        set_block(group, b % kGroup, x.codes + row * x.k + b * kBlock);
-        group.scale[b % kGroup] = decode_e8m0(x.scales[row * blocks + b]);
+      for (std::size_t b = g * kGroup; b < std::min((g + 1) * kGroup, blocks * copies); ++b) {
+        set_block(group, b % kGroup, x.codes + row * x.k + b % blocks * kBlock);
+        group.scale[b % kGroup] = decode_e8m0(x.scales[row * blocks + b % blocks]);
       }
     }
   }
@@ -157,11 +160,13 @@ inline GroupWeights load_group(const std::uint8_t* codes, const std::uint8_t* sc
   return w;
 }
 
-/// The scaled block products of one weight row with `rows` activation rows: fp32 [rows][kLanes][groups *
-/// kGroup], of which one of the kLanes is filled.
+/// The scaled block products of `blocks` blocks of weights, which are one weight row, or two of them where
+/// the activations are there twice, with `rows` activation rows: fp32, from terms + m * distance on for
+/// activation row m.
 DSV41_OUT_OF_LINE void row_terms(const Digits& x, std::size_t rows, const std::uint8_t* codes,
-                                 const std::uint8_t* scales, float* terms) {
-  const std::size_t stride = x.groups * kGroup, whole = x.blocks / kGroup;
+                                 const std::uint8_t* scales, std::size_t blocks, float* terms,
+                                 std::size_t distance) {
+  const std::size_t whole = blocks / kGroup;
   if (rows == 1) {  // by far the most frequent case: a loop less
     const Group* const row = x.row(0);
     for (std::size_t g = 0; g < whole; ++g)
@@ -169,20 +174,25 @@ DSV41_OUT_OF_LINE void row_terms(const Digits& x, std::size_t rows, const std::u
   } else {
     for (std::size_t g = 0; g < whole; ++g) {
       const GroupWeights w = load_group(codes + g * 256, scales + g * kGroup, kGroup);
-      for (std::size_t m = 0; m < rows; ++m)
-        group_terms(x.row(m)[g], w, terms + m * kLanes * stride + g * kGroup);
+      for (std::size_t m = 0; m < rows; ++m) group_terms(x.row(m)[g], w, terms + m * distance + g * kGroup);
     }
   }
-  if (whole == x.groups) return;
-  const GroupWeights w = load_group(codes + whole * 256, scales + whole * kGroup, x.blocks % kGroup);
+  if (whole * kGroup == blocks) return;
+  const GroupWeights w = load_group(codes + whole * 256, scales + whole * kGroup, blocks % kGroup);
   for (std::size_t m = 0; m < rows; ++m)
-    group_terms(x.row(m)[whole], w, terms + m * kLanes * stride + whole * kGroup);
+    group_terms(x.row(m)[whole], w, terms + m * distance + whole * kGroup);
+}
+
+/// Where rows end in the middle of a group, two of them are whole groups again.
+constexpr std::size_t copies_for(std::size_t blocks) {
+  return blocks % kGroup == kGroup / 2 ? 2 : 1;
 }
 
 void few_rows(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Range range,
               std::vector<float>& terms, BFloat16* out) {
-  const std::size_t stride = x.groups * kGroup;
-  terms.resize(std::max(terms.size(), rows.rows * kLanes * stride));
+  const std::size_t stride = x.copies == 1 ? x.groups * kGroup : x.blocks;
+  const std::size_t distance = kLanes * stride + kGroup;  // a single last row may fill half a group more
+  terms.resize(std::max(terms.size(), rows.rows * distance));
   for (std::size_t n = range.begin; n < range.end; n += kLanes) {
     const std::size_t count = std::min(kLanes, range.end - n);
     if (holds_e8m0_nan(w.scales + n * x.blocks, count * x.blocks)) {
@@ -190,13 +200,12 @@ void few_rows(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Ra
       continue;
     }
     prefetch_bytes(w.scales + (n + kLanes) * x.blocks,
-                   kLanes * x.blocks);  // the next tile's are looked at before its codes
-    for (std::size_t r = 0; r < count; ++r)
+                   kLanes * x.blocks);  // the next tile's are looked at first
+    for (std::size_t r = 0; r < count; r += x.copies)
       row_terms(x, rows.rows, w.codes + (n + r) * (w.k / 2), w.scales + (n + r) * x.blocks,
-                terms.data() + r * stride);
+                std::min(x.copies, count - r) * x.blocks, terms.data() + r * stride, distance);
     for (std::size_t m = 0; m < rows.rows; ++m)
-      store_bfloat16(out + m * w.n + n, count,
-                     add_terms(terms.data() + m * kLanes * stride, stride, x.blocks));
+      store_bfloat16(out + m * w.n + n, count, add_terms(terms.data() + m * distance, stride, x.blocks));
   }
 }
 
@@ -330,11 +339,13 @@ void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat1
   }
   static thread_local Digits digits;
   static thread_local std::vector<float> sums;
-  digits.set({x.codes, x.scales, x.rows, w.k});
-  if (x.rows <= kFewRows)
+  if (x.rows <= kFewRows) {
+    digits.set({x.codes, x.scales, x.rows, w.k}, copies_for(w.k / kBlock));
     few_rows(x, digits, w, range, sums, out);
-  else
+  } else {
+    digits.set({x.codes, x.scales, x.rows, w.k}, 1);
     many_rows(x, digits, w, range, sums, out);
+  }
 }
 
 }  // namespace dsv41::avx512

@@ -46,18 +46,25 @@ constexpr std::array<std::int32_t, 256> table_of() {
 constexpr std::array<std::int32_t, 256> kRounded = table_of<rounded_value>(),
                                         kRemainders = table_of<remainder_of>();
 
+/// Where rows end in the middle of a group, two of them are whole groups again: they are read as one, with
+/// the activations standing twice.
+constexpr std::size_t copies_for(std::size_t blocks) {
+  return blocks % kGroup == kGroup / 2 ? 2 : 1;
+}
+
 struct Rest {
   std::uint32_t k;
   std::int32_t value;
 };
 
-/// The activation row, prepared. Blocks beyond `blocks` of the last group are zero.
+/// The activation row, prepared. Blocks beyond blocks * copies of the last group are zero.
 struct Row {
-  std::size_t blocks = 0, groups = 0;
+  std::size_t blocks = 0, copies = 1, groups = 0;
   std::vector<PairWords> words;           // [groups * kPairs]: h
-  std::vector<std::int32_t> values;       // [K]: a
+  std::vector<std::int32_t> values;       // [copies * K]: a
   std::vector<double> factor;             // [groups * kGroup]: 2^(s+3)
-  std::vector<float> scale;               // [groups * kGroup]: s_x
+  std::vector<float> scale;               // [blocks]: s_x
+  std::vector<std::uint32_t> places;      // [groups * kGroup]: of a block in TileSums::corrections
   std::vector<Rest> rests;                // of pairs that have few
   std::vector<std::uint32_t> rest_pairs;  // the others
   std::vector<PairWords> rest_words;      // [rest_pairs]
@@ -70,17 +77,23 @@ struct Row {
 
 void Row::set(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k) {
   blocks = k / kBlock;
-  groups = ceil_div(blocks, kGroup);
+  copies = copies_for(blocks);
+  groups = ceil_div(blocks * copies, kGroup);
   words.resize(groups * kPairs);
   values.resize(groups * kGroupCodes);
   factor.assign(groups * kGroup, 1.0);
-  scale.assign(groups * kGroup, 0.0f);
+  scale.resize(blocks);
+  places.resize(groups * kGroup);
   rests.clear(), rest_pairs.clear(), rest_words.clear();
   for (std::size_t i = 0; i < k; i += 16) store(values.data() + i, integers_of(codes + i));
   std::fill(values.begin() + static_cast<std::ptrdiff_t>(k), values.end(), 0);
+  if (copies == 2) std::copy_n(values.begin(), k, values.begin() + static_cast<std::ptrdiff_t>(k));
   for (std::size_t b = 0; b < blocks; ++b) scale[b] = decode_e8m0(scales[b]);
+  for (std::size_t b = 0; b < groups * kGroup; ++b)
+    places[b] = static_cast<std::uint32_t>(b % blocks * kLanes + b / blocks);
+  const std::size_t all = blocks * copies;
   for (std::size_t pair = 0; pair < groups * kPairs; ++pair)
-    set_pair(pair, std::min<std::size_t>(2, blocks - std::min(blocks, 2 * pair)));
+    set_pair(pair, std::min<std::size_t>(2, all - std::min(all, 2 * pair)));
 }
 
 /// `count` of the pair's blocks are part of the row.
@@ -126,22 +139,27 @@ void Row::set_pair(std::size_t pair, std::size_t count) {
 
 /// What is left of a tile of kLanes weight rows when they have been read, for one activation row.
 struct TileSums {
-  std::vector<std::int32_t> dots;         // [kLanes][groups * kGroup]: sum(h t)
-  std::vector<std::int32_t> corrections;  // [groups * kGroup][kLanes]
+  std::vector<std::int32_t> dots;         // [kLanes][distance between rows]: sum(h t)
+  std::vector<std::int32_t> corrections;  // [blocks][kLanes]
 };
+/// Whole groups, or where two rows are read as one, the blocks themselves.
+inline std::size_t dots_distance(const Row& x) {
+  return x.copies == 1 ? x.groups * kGroup : x.blocks;
+}
 
 struct Tile {
   std::vector<TileSums> sums;
-  std::vector<std::uint64_t> rare;  // [groups * kPairs]: of one weight row
-  // The pairs of the tile with rare codes: row * groups * kPairs + pair, and which codes. Room for eight
-  // more.
+  std::vector<std::uint64_t> rare;  // [groups * kPairs]: of what is read as one weight row
+  // The pairs of the tile with rare codes: number of that row * groups * kPairs + pair, and which codes. Room
+  // for eight more.
   std::vector<std::uint64_t> listed_pairs, listed_codes;
 
   void reserve(std::size_t rows, std::size_t groups) {
     if (sums.size() < rows) sums.resize(rows);
     for (std::size_t m = 0; m < rows; ++m) {
-      if (sums[m].dots.size() >= kLanes * groups * kGroup) continue;
-      sums[m].dots.resize(kLanes * groups * kGroup), sums[m].corrections.resize(kLanes * groups * kGroup);
+      if (sums[m].corrections.size() >= kLanes * groups * kGroup) continue;
+      sums[m].dots.resize((kLanes + 1) * groups * kGroup),
+          sums[m].corrections.resize(kLanes * groups * kGroup);
     }
     if (rare.size() >= groups * kPairs) return;
     rare.resize(groups * kPairs);
@@ -205,8 +223,10 @@ inline void prefetch(const std::uint8_t* codes, std::size_t bytes) {
     _mm_prefetch(reinterpret_cast<const char*>(codes + kPrefetch + line), _MM_HINT_T0);
 }
 
-void row_dots(const Row& x, const std::uint8_t* codes, std::int32_t* dots, std::uint64_t* rare) {
-  const std::size_t whole = x.blocks / kGroup, rest = x.blocks % kGroup;
+/// `blocks` blocks of weights, which are one weight row or two.
+void row_dots(const Row& x, const std::uint8_t* codes, std::size_t blocks, std::int32_t* dots,
+              std::uint64_t* rare) {
+  const std::size_t whole = blocks / kGroup, rest = blocks % kGroup;
   const PairWords* words = x.words.data();
   GroupSums sums;
   // A group is added up while the next one is multiplied: one after the other would wait for the last
@@ -225,10 +245,10 @@ void row_dots(const Row& x, const std::uint8_t* codes, std::int32_t* dots, std::
 
 /// Several activation rows: a group's words are kept in the first-level cache for all of them. `at` is the
 /// weight row's place in the dots.
-void rows_dots(std::span<const Row> x, const std::uint8_t* codes, std::size_t at, Tile& tile) {
-  const std::size_t blocks = x[0].blocks;
+void rows_dots(std::span<const Row> x, const std::uint8_t* codes, std::size_t blocks, std::size_t at,
+               Tile& tile) {
   std::uint64_t* rare = tile.rare.data();
-  for (std::size_t g = 0; g < x[0].groups; ++g, codes += kGroupCodes, rare += kPairs) {
+  for (std::size_t g = 0; g * kGroup < blocks; ++g, codes += kGroupCodes, rare += kPairs) {
     const std::size_t here = std::min(kGroup, blocks - g * kGroup);
     prefetch(codes, here * kBlock);
     Words words[kPairs];
@@ -248,22 +268,18 @@ void rows_dots(std::span<const Row> x, const std::uint8_t* codes, std::size_t at
   }
 }
 
-/// Corrections of a pair with many rests.
-inline void add_rest_words(const std::uint8_t* codes, std::uint64_t mask, const PairWords& rest,
-                           std::int32_t* corrections) {
-  const __m512i sums = dot(words_of(load_part(codes, mask)), rest);
-  corrections[0] += 8 * _mm512_mask_reduce_add_epi32(0x00FF, sums);
-  corrections[kLanes] += 8 * _mm512_mask_reduce_add_epi32(0xFF00, sums);
-}
-
-/// sum(8 l t) of one weight row, to its lane of the corrections.
-void add_rests(const Row& x, const std::uint8_t* codes, std::int32_t* corrections) {
-  for (const Rest& rest : x.rests)
-    corrections[rest.k / kBlock * kLanes] += rest.value * kRounded[codes[rest.k]];
-  for (std::size_t i = 0; i < x.rest_pairs.size(); ++i) {
+/// sum(8 l t) of `blocks` blocks of weights, to their lanes of the corrections.
+void add_rests(const Row& x, const std::uint8_t* codes, std::size_t blocks, std::int32_t* corrections) {
+  for (const Rest& rest : x.rests) {
+    if (rest.k >= blocks * kBlock) break;
+    corrections[x.places[rest.k / kBlock]] += rest.value * kRounded[codes[rest.k]];
+  }
+  for (std::size_t i = 0; i < x.rest_pairs.size() && 2 * x.rest_pairs[i] < blocks; ++i) {
     const std::size_t pair = x.rest_pairs[i];
-    add_rest_words(codes + pair * kPairCodes, first_bytes((x.blocks - 2 * pair) * kBlock), x.rest_words[i],
-                   corrections + 2 * pair * kLanes);
+    const __m512i weights = load_part(codes + pair * kPairCodes, first_bytes((blocks - 2 * pair) * kBlock));
+    const __m512i sums = dot(words_of(weights), x.rest_words[i]);
+    corrections[x.places[2 * pair]] += 8 * _mm512_mask_reduce_add_epi32(0x00FF, sums);
+    corrections[x.places[2 * pair + 1]] += 8 * _mm512_mask_reduce_add_epi32(0xFF00, sums);
   }
 }
 
@@ -287,13 +303,14 @@ bool add_remainders(std::span<const Row> x, const std::uint8_t* codes, std::size
   const std::size_t pairs = x[0].groups * kPairs;
   bool numbers = true;
   for (std::size_t i = 0; i < listed; ++i) {
-    const std::size_t row = tile.listed_pairs[i] / pairs, pair = tile.listed_pairs[i] % pairs;
+    const std::size_t row = tile.listed_pairs[i] / pairs * x[0].copies, pair = tile.listed_pairs[i] % pairs;
     for (std::uint64_t rare = tile.listed_codes[i]; rare != 0; rare &= rare - 1) {
       const std::size_t at = pair * kPairCodes + static_cast<std::size_t>(std::countr_zero(rare));
       const std::uint8_t code = codes[row * k + at];
       numbers &= (code & 0x7F) != 0x7F;
+      const std::size_t place = x[0].places[at / kBlock] + row;
       for (std::size_t m = 0; m < x.size(); ++m)
-        tile.sums[m].corrections[at / kBlock * kLanes + row] += x[m].values[at] * kRemainders[code];
+        tile.sums[m].corrections[place] += x[m].values[at] * kRemainders[code];
     }
   }
   return numbers;
@@ -302,18 +319,20 @@ bool add_remainders(std::span<const Row> x, const std::uint8_t* codes, std::size
 /// Reads `count` <= kLanes weight rows. False when a weight is NaN.
 DSV41_OUT_OF_LINE bool read_tile(std::span<const Row> x, const std::uint8_t* codes, std::size_t k,
                                  std::size_t count, Tile& tile) {
-  const std::size_t blocks = x[0].groups * kGroup, pairs = x[0].groups * kPairs;
+  const std::size_t pairs = x[0].groups * kPairs, copies = x[0].copies, distance = dots_distance(x[0]);
   for (std::size_t m = 0; m < x.size(); ++m)
-    std::fill_n(tile.sums[m].corrections.begin(), blocks * kLanes, 0);
+    std::fill_n(tile.sums[m].corrections.begin(), x[0].blocks * kLanes, 0);
   std::size_t listed = 0;
-  for (std::size_t r = 0; r < count; ++r) {
+  for (std::size_t r = 0; r < count; r += copies) {
     const std::uint8_t* const row = codes + r * k;
+    const std::size_t blocks = std::min(copies, count - r) * x[0].blocks;
     if (x.size() == 1)
-      row_dots(x[0], row, tile.sums[0].dots.data() + r * blocks, tile.rare.data());
+      row_dots(x[0], row, blocks, tile.sums[0].dots.data() + r * distance, tile.rare.data());
     else
-      rows_dots(x, row, r * blocks, tile);
-    listed = list_rare_pairs(pairs, r * pairs, listed, tile);
-    for (std::size_t m = 0; m < x.size(); ++m) add_rests(x[m], row, tile.sums[m].corrections.data() + r);
+      rows_dots(x, row, blocks, r * distance, tile);
+    listed = list_rare_pairs(ceil_div(blocks, kGroup) * kPairs, r / copies * pairs, listed, tile);
+    for (std::size_t m = 0; m < x.size(); ++m)
+      add_rests(x[m], row, blocks, tile.sums[m].corrections.data() + r);
   }
   return add_remainders(x, codes, k, listed, tile);
 }
@@ -336,7 +355,7 @@ DSV41_OUT_OF_LINE __m512 add_blocks(const Row& x, const TileSums& tile, const fl
   const std::uint8_t* rows[kLanes];  // lanes beyond the tile repeat its last row
   for (std::size_t r = 0; r < kLanes; ++r)
     rows[r] =
-        reinterpret_cast<const std::uint8_t*>(tile.dots.data() + std::min(r, count - 1) * x.groups * kGroup);
+        reinterpret_cast<const std::uint8_t*>(tile.dots.data() + std::min(r, count - 1) * dots_distance(x));
   __m512 sum = _mm512_setzero_ps();
   const double* const factor = x.factor.data();
   const std::int32_t* const corrections = tile.corrections.data();

@@ -18,8 +18,8 @@ using testing::Scales;
 struct Shape {
   std::size_t rows, n, k;
 };
-constexpr Shape kShapes[] = {{1, 1, 32},   {1, 19, 160}, {1, 33, 1312}, {2, 7, 96},
-                             {5, 40, 544}, {9, 33, 288}, {3, 20, 800}};
+constexpr Shape kShapes[] = {{1, 1, 32},   {1, 19, 160}, {1, 33, 1312}, {2, 7, 96},  {5, 40, 544},
+                             {9, 33, 288}, {3, 20, 800}, {1, 19, 256},  {3, 21, 768}};
 constexpr Codes kCodes[] = {Codes::Gaussian, Codes::Uniform, Codes::MaximaBesideSubnormals, Codes::AllMaximal,
                             Codes::AllZero};
 

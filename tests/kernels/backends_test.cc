@@ -206,7 +206,10 @@ INSTANTIATE_TEST_SUITE_P(
     Shapes, AdversarialCodes,
     ::testing::Values(LinearCase{Format::Fp8, 1, 37, 160}, LinearCase{Format::Fp8, 6, 64, 288},
                       LinearCase{Format::Fp8, 40, 33, 96}, LinearCase{Format::Fp4, 1, 37, 160},
-                      LinearCase{Format::Fp4, 6, 64, 288}, LinearCase{Format::Fp4, 40, 33, 96}),
+                      LinearCase{Format::Fp4, 6, 64, 288}, LinearCase{Format::Fp4, 40, 33, 96},
+                      // two rows of weights are a whole number of groups, three are not
+                      LinearCase{Format::Fp8, 1, 37, 256}, LinearCase{Format::Fp8, 3, 19, 768},
+                      LinearCase{Format::Fp4, 1, 37, 256}, LinearCase{Format::Fp4, 3, 19, 768}),
     [](const auto& test) { return "Case" + std::to_string(test.index); });
 
 // ---- bf16 and fp32 linears
