@@ -1,6 +1,6 @@
 // dsv41-bench-gpu: how fast a GPU computes routed experts of the released size, as a fraction of what a
-// device copy moves in the same run, for several rows per expert (docs/cuda.md, "Measuring"). Random weights:
-// no checkpoint is needed.
+// device copy moves in the same run, for several rows per expert; and what the exchange of a layer with a GPU
+// rank adds to that (docs/cuda.md, "Measuring"). Random weights: no checkpoint is needed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,13 +8,16 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string_view>
 #include <vector>
 
+#include "benchmarks/gpu/layer_exchange.h"
 #include "kernels/cuda/device_experts.h"
 #include "kernels/cuda/emulated_device.h"
+#include "runtime/gpu_engine.h"
 
 namespace dsv41 {
 namespace {
@@ -29,6 +32,8 @@ struct Options {
   std::uint32_t repeats = 30;
   std::string json;
 };
+
+constexpr double kLayers = 40;  // of the released model, each with one such call per step
 
 constexpr const char* kUsage =
     "usage: dsv41-bench-gpu [--device N] [--json FILE] [--rows 1,2,…] [--repeats N] [--experts N] "
@@ -115,6 +120,40 @@ struct RandomExpert {
   }
 };
 
+/// Median kernel time in us, by path and rows.
+using KernelTimes = std::map<std::pair<bool, std::uint32_t>, double>;
+
+/// The same calls from the host's side, beside the kernel times that were measured before.
+nlohmann::ordered_json run_exchange(const Options& options, const ExpertMatrices& matrices,
+                                    const QuantizedRows& x, const KernelTimes& kernels) {
+  const bench::LayerShape shape{options.dim, options.inter, options.experts, options.per_call,
+                                static_cast<std::uint32_t>(x.rows)};
+  bench::LayerExchange exchange(
+      [&] { return options.emulated ? cuda::emulated_device() : cuda::open_device(options.device); }, shape,
+      matrices);
+  nlohmann::ordered_json results = nlohmann::ordered_json::array();
+  fmt::print(
+      "\nlayer exchange: one host and one expert rank as threads, messages staged; a step has {} layers\n"
+      "{:>5} {:>11} {:>10} {:>8} {:>10} {:>9} {:>8} {:>14}\n",
+      kLayers, "rows", "exchange us", "p90 us", "rank us", "kernel us", "added us", "added", "ms per step");
+  for (const std::uint32_t rows : options.rows) {
+    const bench::LayerTimes times = exchange.time({x.codes, x.scales, rows, x.k}, options.repeats);
+    const double kernel = kernels.at({rows <= GpuEngineOptions().dot_rows, rows});
+    const double added = times.exchange - kernel, step_ms = times.exchange * kLayers * 1e-3;
+    fmt::print("{:>5} {:>11.1f} {:>10.1f} {:>8.1f} {:>10.1f} {:>9.1f} {:>7.0f}% {:>14.2f}\n", rows,
+               times.exchange, times.exchange_p90, times.rank, kernel, added, 100.0 * added / kernel,
+               step_ms);
+    results.push_back({{"rows", rows},
+                       {"exchange_us", times.exchange},
+                       {"exchange_p90_us", times.exchange_p90},
+                       {"rank_us", times.rank},
+                       {"kernel_us", kernel},
+                       {"exchange_over_kernel_us", added},
+                       {"ms_per_step", step_ms}});
+  }
+  return results;
+}
+
 int run(const Options& options) {
   std::unique_ptr<cuda::Device> device;
   if (options.emulated) {
@@ -171,6 +210,7 @@ int run(const Options& options) {
   fmt::print("{:>5} {:>8} {:>10} {:>8} {:>7} {:>8} {:>10}\n", "rows", "path", "kernel us", "GB/s", "of copy",
              "TOPS", "call us");
 
+  KernelTimes kernels;
   for (const std::uint32_t dot_rows : {0u, 2u}) {
     sizes.dot_rows = dot_rows;
     cuda::DeviceExperts experts(dot_rows == 0      ? std::move(device)
@@ -199,6 +239,7 @@ int run(const Options& options) {
         kernel_ms.push_back(sizes.time_launches ? experts.launch_ms() : ms);
       }
       const double kernel = median(kernel_ms), call = median(call_ms);
+      kernels[{dot_rows != 0, rows}] = kernel * 1e3;
       const double bytes =
           static_cast<double>(options.per_call) * 3.0 * static_cast<double>(values) * (0.5 + 1.0 / kBlock);
       const double operations = 2.0 * options.per_call * rows * 3.0 * static_cast<double>(values);
@@ -215,6 +256,9 @@ int run(const Options& options) {
                                    {"call_us", call * 1e3}});
     }
   }
+  report["exchange_layers_per_step"] = kLayers;
+  report["exchange"] =
+      run_exchange(options, matrices, {codes.data(), scales.data(), most, options.dim}, kernels);
   if (!options.json.empty()) {
     std::ofstream file(options.json);
     file << report.dump(2) << "\n";
@@ -223,6 +267,7 @@ int run(const Options& options) {
       return 4;
     }
   }
+  fmt::print("context: an earlier Python implementation took 1.06-1.14 s per step on four sm_75 cards\n");
   return 0;
 }
 
