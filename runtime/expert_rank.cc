@@ -15,6 +15,7 @@
 #include "runtime/exchange/backoff.h"
 #include "runtime/exchange/communicator.h"
 #include "runtime/exchange/messages.h"
+#include "runtime/exchange/silence.h"
 
 namespace dsv41 {
 namespace {
@@ -39,6 +40,7 @@ class ExpertRank {
         rules_{limits_, engine.geometry(), placement, static_cast<std::uint32_t>(communicator.rank() - 1)},
         timeout_ns_(static_cast<std::uint64_t>(std::chrono::nanoseconds(options.rank_timeout).count())),
         keep_alive_ns_(std::clamp<std::uint64_t>(timeout_ns_ / 8, 20'000'000, 5'000'000'000)),
+        silence_(timeout_ns_),
         host_(fmt::format("rank 0 ({})", communicator.host_of(kHost))),
         backoff_(communicator.oversubscribed()),
         control_in_(wire::kControlBytes),
@@ -47,7 +49,7 @@ class ExpertRank {
     routes_.reserve(limits.max_routes);
     next_routes_.reserve(limits.max_routes);
     listen();
-    last_heard_ns_ = idle_since_ns_ = monotonic_ns();
+    begin_to_wait();
   }
 
   ExitCode run() {
@@ -107,7 +109,12 @@ class ExpertRank {
       if (!poll()) backoff_.wait();
       if (shutdown_) throw Ended{};
     }
-    last_heard_ns_ = idle_since_ns_ = monotonic_ns();
+    begin_to_wait();
+  }
+
+  void begin_to_wait() {
+    idle_since_ns_ = monotonic_ns();
+    silence_.end(idle_since_ns_);
   }
 
   void serve() {
@@ -124,14 +131,15 @@ class ExpertRank {
         backoff_.reset();
         continue;
       }
-      if (monotonic_ns() - last_heard_ns_ > timeout_ns_) host_lost();
+      if (silence_.lasts_too_long(monotonic_ns())) host_lost();
       backoff_.wait();
     }
   }
 
   void answer(Flight& flight) {
     RankTiming timing;
-    timing.received_at_ns = last_heard_ns_ = monotonic_ns();
+    timing.received_at_ns = monotonic_ns();
+    silence_.end(timing.received_at_ns);
     timing.wait_ns = timing.received_at_ns - idle_since_ns_;
     flight.arrived = false;
     const auto tell_host = [this] { keep_alive(); };
@@ -145,7 +153,7 @@ class ExpertRank {
         flight.sending) {  // the reply before last still leaves: only when the host is slower than this rank
       if (!poll()) backoff_.wait();
       if (shutdown_) throw Ended{};
-      if (monotonic_ns() - last_heard_ns_ > timeout_ns_) host_lost();
+      if (silence_.lasts_too_long(monotonic_ns())) host_lost();
     }
     last_step_ = header.step;
     last_block_ = header.block;
@@ -167,8 +175,7 @@ class ExpertRank {
     receive_into(flight);
     flight.send = communicator_.send(flight.reply.first(layout.bytes), kHost, wire::kReplyTag);
     flight.sending = true;
-    idle_since_ns_ = last_heard_ns_ =
-        monotonic_ns();  // what arrived during the computation has not been seen yet
+    begin_to_wait();  // what arrived during the computation has not been seen yet
     last_send_ns_ = idle_since_ns_ - computed_at;
   }
 
@@ -223,7 +230,7 @@ class ExpertRank {
       listen();
       throw;
     }
-    last_heard_ns_ = monotonic_ns();
+    silence_.end(monotonic_ns());
     if (control.kind == wire::Kind::Shutdown) {
       shutdown_ = control.code;
       return true;
@@ -311,6 +318,7 @@ class ExpertRank {
   const ExpertLimits limits_;
   const wire::RequestRules rules_;
   const std::uint64_t timeout_ns_, keep_alive_ns_;
+  Silence silence_;  // of the host
   const std::string host_;
   Backoff backoff_;
   wire::Buffer control_in_, control_out_;
@@ -324,7 +332,7 @@ class ExpertRank {
   bool next_announced_ = false;  // whether the engine knows it
   std::optional<ExitCode> shutdown_;
   std::uint64_t calls_ = 0;
-  std::uint64_t last_heard_ns_ = 0, idle_since_ns_ = 0, last_send_ns_ = 0, last_alive_ns_ = 0;
+  std::uint64_t idle_since_ns_ = 0, last_send_ns_ = 0, last_alive_ns_ = 0;
   std::uint64_t last_step_ = 0;
   std::uint32_t last_block_ = 0;
 };

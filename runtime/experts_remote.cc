@@ -12,6 +12,7 @@
 #include "runtime/exchange/backoff.h"
 #include "runtime/exchange/communicator.h"
 #include "runtime/exchange/messages.h"
+#include "runtime/exchange/silence.h"
 #include "runtime/experts.h"
 
 namespace dsv41 {
@@ -36,11 +37,12 @@ struct Flight {
 };
 
 struct Peer {
-  Peer(int number, std::string label, const ExpertLimits& limits)
+  Peer(int number, std::string label, const ExpertLimits& limits, std::uint64_t timeout_ns)
       : rank(number),
         name(std::move(label)),
         control_in(wire::kControlBytes),
         control_out(wire::kControlBytes),
+        silence(timeout_ns),
         flights{Flight(limits), Flight(limits)} {}
   int rank;
   std::string name;  // "rank 3 (node7)"
@@ -51,7 +53,7 @@ struct Peer {
   bool lost = false;  // silent for too long, talks nonsense or cannot be reached: not waited for
   LoadProgress loaded;
   std::uint64_t calls = 0;
-  std::uint64_t last_heard_ns = 0;
+  Silence silence;  // while the host waits for it
   std::array<Flight, kCallsInFlight> flights;
 };
 
@@ -73,9 +75,8 @@ class RemoteExperts final : public Experts {
     peers_.reserve(placement.ranks());
     reports_.reserve(placement.ranks());
     for (int rank = 1; rank <= static_cast<int>(placement.ranks()); ++rank) {
-      Peer& peer =
-          peers_.emplace_back(rank, fmt::format("rank {} ({})", rank, communicator.host_of(rank)), limits);
-      peer.last_heard_ns = monotonic_ns();
+      Peer& peer = peers_.emplace_back(rank, fmt::format("rank {} ({})", rank, communicator.host_of(rank)),
+                                       limits, timeout_ns_);
       peer.control_receive = communicator_.receive(peer.control_in.all(), rank, wire::kControlTag);
     }
   }
@@ -83,7 +84,7 @@ class RemoteExperts final : public Experts {
   ~RemoteExperts() override {
     try {
       close(ExitCode::Peer);
-    } catch (const std::exception&) {  // the failure that unwinds this object is the one to report
+    } catch (...) {  // the failure that unwinds this object is the one to report
     }
   }
 
@@ -110,6 +111,8 @@ class RemoteExperts final : public Experts {
   void tend_control();
   void read_control(Peer& peer);
   void send_control(Peer& peer, wire::Kind kind, ExitCode code = ExitCode::Ok);
+  /// Replies do not progress while the host computes, so only the time it waits counts.
+  void begin_to_wait();
   void check_silence(Peer& peer, const Flight& flight) const;
   /// "prefill, block 5, step 12"
   std::string where() const { return fmt::format("{}, block {}, step {}", phase_, last_block_, last_step_); }
@@ -127,7 +130,7 @@ class RemoteExperts final : public Experts {
   std::vector<Peer> peers_;
   std::array<ExpertCall, kCallsInFlight> calls_;
   std::uint64_t begun_ = 0, finished_ = 0;
-  std::uint64_t last_keep_alive_ns_ = 0, waiting_since_ns_ = 0;
+  std::uint64_t last_keep_alive_ns_ = 0;
   std::uint64_t last_step_ = 0;
   std::uint32_t last_block_ = 0;
   std::string phase_ = "start";
@@ -250,7 +253,8 @@ bool RemoteExperts::advance(Peer& peer, Flight& flight, std::span<BFloat16> outp
 }
 
 void RemoteExperts::scatter(Peer& peer, Flight& flight, std::size_t bytes, std::span<BFloat16> outputs) {
-  flight.report.replied_at_ns = peer.last_heard_ns = monotonic_ns();
+  flight.report.replied_at_ns = monotonic_ns();
+  peer.silence.end(flight.report.replied_at_ns);
   flight.report.bytes_in = bytes;
   const std::size_t dim = limits_.dim;
   flight.report.timing = wire::read_reply(flight.reply.first(bytes), flight.header, peer.name);
@@ -268,8 +272,7 @@ void RemoteExperts::finish(std::span<BFloat16> outputs) {
     throw std::invalid_argument("experts call: outputs of the wrong size");
   last_step_ = calls_[slot].step;
   last_block_ = calls_[slot].block;
-  waiting_since_ns_ = monotonic_ns();
-  backoff_.reset();
+  begin_to_wait();
   for (;;) {
     bool pending = false, progress = false;
     for (Peer& peer : peers_) {
@@ -296,11 +299,15 @@ void RemoteExperts::finish(std::span<BFloat16> outputs) {
   }
 }
 
+void RemoteExperts::begin_to_wait() {
+  const std::uint64_t now = monotonic_ns();
+  for (Peer& peer : peers_) peer.silence.end(now);
+  backoff_.reset();
+}
+
 void RemoteExperts::check_silence(Peer& peer, const Flight& flight) const {
   if (!flight.sending && !flight.awaiting) return;
-  // Replies do not progress while the host computes, so only the time it waits counts.
-  const std::uint64_t since = std::max(peer.last_heard_ns, waiting_since_ns_);
-  if (monotonic_ns() - since <= timeout_ns_) return;
+  if (!peer.silence.lasts_too_long(monotonic_ns())) return;
   peer.lost = true;
   throw PeerError(fmt::format(
       "{} has been silent for {:.3g} s while it owes a reply ({}); raise --rank-timeout if it is only slow",
@@ -331,7 +338,7 @@ void RemoteExperts::read_control(Peer& peer) {
     throw located(error);
   }
   listen();
-  peer.last_heard_ns = monotonic_ns();
+  peer.silence.end(monotonic_ns());
   switch (control.kind) {
     case wire::Kind::KeepAlive:
       return;
@@ -364,8 +371,7 @@ void RemoteExperts::send_control(Peer& peer, wire::Kind kind, ExitCode code) {
 }
 
 void RemoteExperts::await_ready(const LoadReporter& report) {
-  waiting_since_ns_ = monotonic_ns();
-  backoff_.reset();
+  begin_to_wait();
   for (;;) {
     tend_control();
     LoadProgress sum;
@@ -374,8 +380,7 @@ void RemoteExperts::await_ready(const LoadReporter& report) {
       sum.done_bytes += peer.loaded.done_bytes;
       sum.total_bytes += peer.loaded.total_bytes;
       ready = ready && peer.ready;
-      if (peer.ready || monotonic_ns() - std::max(peer.last_heard_ns, waiting_since_ns_) <= timeout_ns_)
-        continue;
+      if (peer.ready || !peer.silence.lasts_too_long(monotonic_ns())) continue;
       peer.lost = true;
       throw PeerError(fmt::format("{} has been silent for {:.3g} s while it loads its experts ({})",
                                   peer.name, static_cast<double>(timeout_ns_) * 1e-9, phase_));

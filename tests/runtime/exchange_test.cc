@@ -2,10 +2,15 @@
 // kind of failure ends all ranks with the right code and a line that names rank and host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <thread>
 
 #include "runtime/exchange/messages.h"
+#include "runtime/exchange/silence.h"
 #include "runtime/expert_rank.h"
 #include "runtime/experts.h"
 #include "tests/loader/support/temporary_directory.h"
@@ -362,6 +367,49 @@ TEST(ExchangeFailure, ALongComputationIsNotSilence) {
   job.join();
   EXPECT_EQ(job.code(1), ExitCode::Ok);
   EXPECT_EQ(job.code(2), ExitCode::Ok) << "the host kept the idle rank informed";
+}
+
+TEST(ExchangeFailure, TimeInWhichNobodyLookedIsNotSilence) {
+  Silence silence(1600);
+  silence.end(1000);
+  EXPECT_FALSE(silence.lasts_too_long(1'000'000)) << "stopped meanwhile: counts as 100";
+  for (std::uint64_t now = 1'000'100; now <= 1'001'500; now += 100)
+    EXPECT_FALSE(silence.lasts_too_long(now)) << now;
+  EXPECT_TRUE(silence.lasts_too_long(1'001'501));
+  silence.end(1'001'600);
+  EXPECT_FALSE(silence.lasts_too_long(1'001'601));
+}
+
+/// One long computation and many short ones; a process of its own.
+[[noreturn]] void run_job_that_is_stopped() {
+  const auto config = small_config();
+  Job job(config, "cyclic", 2, 4, 400ms);
+  job.start_rank(1, std::make_unique<DigestEngine>(config, 1'500'000));
+  job.start_rank(2, std::make_unique<DigestEngine>(config));
+  try {
+    const auto experts = job.host();
+    expect_equal_to_local(*experts, config, RandomCall(config, 0, 4, 1));
+    experts->close(ExitCode::Ok);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "%s\n", error.what());
+    _exit(1);
+  }
+  job.join();
+  _exit(job.code(1) == ExitCode::Ok && job.code(2) == ExitCode::Ok && !::testing::Test::HasFailure() ? 0 : 2);
+}
+
+TEST(ExchangeFailure, AJobThatWasSuspendedGoesOn) {
+  const pid_t job = fork();
+  if (job == 0) run_job_that_is_stopped();
+  for (int pause = 0; pause < 3; ++pause) {
+    std::this_thread::sleep_for(200ms);
+    kill(job, SIGSTOP);
+    std::this_thread::sleep_for(600ms);
+    kill(job, SIGCONT);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(job, &status, 0), job);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(ExchangeFailure, AHostAtWorkIsNotSilence) {
