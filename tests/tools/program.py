@@ -27,6 +27,10 @@ class Result:
         return [line for line in self.err.splitlines() if line.startswith("dsv41-mpi: ")]
 
 
+def sanitized():
+    return b"__asan_init" in (BIN / "dsv41-mpi").read_bytes()
+
+
 def environment(**extra):
     values = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     values.pop("DSV41_MODEL", None)

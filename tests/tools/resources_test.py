@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import unittest
 
-from program import CHECKPOINTS, OB1, command, environment, ranks_of, run
+from program import CHECKPOINTS, OB1, command, environment, ranks_of, run, sanitized
 from running import Running
 
 MINI = CHECKPOINTS / "mini"
@@ -132,6 +132,7 @@ class Disks(Resources):
         self.assertTrue(result.out)
 
 
+@unittest.skipIf(sanitized(), "a sanitizer lives on the memory that is taken away here")
 class Memory(Resources):
     def test_too_little_at_load(self):
         for megabytes, expected in ((4000, {0}), (450, {0, 4}), (350, {0, 3, 4}), (250, {0, 3, 4}), (150, {0, 3, 4})):

@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import time
 
-from program import OB1, command, environment
+from program import OB1, PATIENCE, command, environment, launched as environment_of_ranks
 
 
 class Running:
@@ -15,7 +15,7 @@ class Running:
         self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.process = subprocess.Popen(command(arguments, ranks, OB1) if launched is None else launched,
                                         stdin=subprocess.DEVNULL, stdout=self.out if stdout is None else stdout,
-                                        stderr=self.err, env=environment(), **options)
+                                        stderr=self.err, env=environment_of_ranks() if ranks else environment(), **options)
         test.addCleanup(self.err.close)
         test.addCleanup(self.out.close)
         test.addCleanup(self.process.wait)
@@ -26,7 +26,7 @@ class Running:
         return os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def until(self, condition, seconds=60):
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         while not condition():
             if self.process.poll() is not None or time.monotonic() > end:
                 raise AssertionError(f"did not get there: {self.text(self.err)}")
@@ -38,5 +38,5 @@ class Running:
 
     def finished(self):
         start = time.monotonic()
-        code = self.process.wait(60)
+        code = self.process.wait(60 * PATIENCE)
         return code, self.text(self.out), self.text(self.err), time.monotonic() - start
