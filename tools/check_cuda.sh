@@ -17,10 +17,16 @@ trap 'rm -rf "$work"' EXIT
 nvcc --version | sed -n 's/.*release/nvcc/p'
 printf '%-6s %-26s %9s %12s %7s %7s\n' arch kernel registers 'static smem' stack spills
 failed=0
-for architecture in "${architectures[@]}"; do
+compile() {
   nice -n 10 nvcc -std=c++20 -O3 -fmad=false -ftz=false -prec-div=true --expt-relaxed-constexpr -diag-suppress=1046 \
-    -I. -arch="sm_$architecture" -Xptxas -v -Xcompiler -ffp-contract=off -c kernels/cuda/cuda_device.cu -o "$work/kernels.o" \
-    2> "$work/log" || { cat "$work/log" >&2; exit 1; }
+    -I. -arch="sm_$1" -Xptxas -v -Xcompiler -ffp-contract=off -c kernels/cuda/cuda_device.cu -o "$work/$1.o" 2> "$work/$1.log"
+}
+export -f compile
+export work
+printf '%s\n' "${architectures[@]}" | xargs -P "$(nproc)" -I{} bash -c 'compile {} || touch "$work/{}.failed"'
+for architecture in "${architectures[@]}"; do
+  log=$work/$architecture.log
+  [[ ! -e $work/$architecture.failed ]] || { cat "$log" >&2; exit 1; }
   # ptxas -v: a line that names the entry, one with stack and spills, one with registers. Entries without a barrier are
   # the empty bodies of variants that this architecture never runs.
   awk -v arch="sm_$architecture" '
@@ -37,7 +43,7 @@ for architecture in "${architectures[@]}"; do
         kernels++
       }
     }
-    END { if (kernels == 0) { print "no kernels in the compiler output"; exit 2 } exit bad }' "$work/log" || failed=1
+    END { if (kernels == 0) { print "no kernels in the compiler output"; exit 2 } exit bad }' "$log" || failed=1
 done
 if [ $failed -ne 0 ]; then
   echo "check_cuda: a kernel spills or uses the stack" >&2
