@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLanes = 8;        // output features per vector
 constexpr std::size_t kGroup = 8;        // blocks whose results share a vector
-constexpr std::size_t kPrefetch = 2048;  // bytes of weights fetched ahead of their use
+constexpr std::size_t kPrefetch = 8192;  // bytes of weights fetched ahead of their use
 constexpr std::size_t kSingly = 2;       // up to so many rows go one by one: a decoded tile would not pay
 
 inline __m256i load(const void* from) {
