@@ -22,7 +22,9 @@ except ImportError as error:
 
 from program import CHECKPOINTS, command, environment, ranks_of, run
 
-ENDLESS = ["--model", CHECKPOINTS / "mini", "--prompt-ids", "0,270", "-n", "4000", "--ignore-eos", "--speculate", "off", "--quiet"]
+# As long as the checkpoint allows, with the slowest kernels: the readers must not outlast it.
+ENDLESS = ["--model", CHECKPOINTS / "mini", "--prompt-ids", "0,270", "-n", "4000", "--ignore-eos", "--speculate", "off", "--quiet",
+           "--backend", "plain"]
 
 
 def whole_steps(file):

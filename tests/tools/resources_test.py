@@ -13,7 +13,8 @@ from program import CHECKPOINTS, OB1, command, environment, ranks_of, run, sanit
 from running import Running
 
 MINI = CHECKPOINTS / "mini"
-ENDLESS = ["--model", MINI, "--prompt-ids", "0", "--ignore-eos", "-n", "4000", "--speculate", "off"]
+# As long as the checkpoint allows, with the slowest kernels.
+ENDLESS = ["--model", MINI, "--prompt-ids", "0", "--ignore-eos", "-n", "4000", "--speculate", "off", "--backend", "plain"]
 
 
 class Resources(unittest.TestCase):
