@@ -288,8 +288,9 @@ inline std::size_t list_rare_pairs(std::size_t pairs, std::size_t first, std::si
   for (std::size_t pair = 0; pair < pairs; pair += 8) {
     const __m512i found = load(tile.rare.data() + pair);
     const __mmask8 which = _mm512_test_epi64_mask(found, found);
-    const __m512i numbers = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(first + pair)),
-                                             _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m512i numbers = _mm512_add_epi64(
+        _mm512_set1_epi64(static_cast<std::int64_t>(first) + static_cast<std::int64_t>(pair)),
+        _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
     store(tile.listed_pairs.data() + listed, _mm512_maskz_compress_epi64(which, numbers));
     store(tile.listed_codes.data() + listed, _mm512_maskz_compress_epi64(which, found));
     listed += static_cast<std::size_t>(std::popcount(which));
