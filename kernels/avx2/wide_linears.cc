@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/avx2/avx2.h"
+#include "kernels/unquantized_fp8.h"
 // (target_begin.h has to come after every other header)
 #include "kernels/avx2/target_begin.h"
 
@@ -189,17 +190,6 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
   }
 }
 
-// E4M3 codes enter as code * 2^-1016 and activations as x * s * 2^516: sums are 2^-500 of the true ones, far
-// from both ends of the range, and rounded at the same places.
-constexpr double kActivationFactor = 0x1p516, kSumFactor = 0x1p500;
-/// Scales with which bf16(code * scale) rounds nothing.
-constexpr std::uint8_t kSmallestScale = 17, kLargestScale = 246;
-
-bool usual_scales(const std::uint8_t* scales, std::size_t count) {
-  return std::all_of(scales, scales + count,
-                     [](std::uint8_t code) { return code >= kSmallestScale && code <= kLargestScale; });
-}
-
 }  // namespace
 
 void linear_bf16(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Bf16Matrix& w, Range range,
@@ -226,7 +216,7 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
     const std::size_t count = std::min(kRowBlock, rows - first);
     for (std::size_t m = 0; m < count; ++m) widen_row(x + (first + m) * x_stride, k, k, wide.data() + m * k);
     const auto put = [&](std::size_t row, std::size_t n, double sum) {
-      out[(first + row) * out_stride + n - range.begin] = to_bfloat16(sum * kSumFactor);
+      out[(first + row) * out_stride + n - range.begin] = to_bfloat16(sum * unquantized_fp8::kSumFactor);
     };
     const auto plainly = [&](std::size_t begin, std::size_t end) {
       plain_ops().linear_fp8_unquantized(x + first * x_stride, count, x_stride, w, {begin, end},
@@ -235,12 +225,13 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
     for (std::size_t begin = range.begin, end; begin < range.end; begin = end) {
       end = std::min(range.end, (begin / kBlock + 1) * kBlock);  // features that share their scales
       const std::uint8_t* const scales = w.scales + begin / kBlock * blocks;
-      if (!usual_scales(scales, blocks)) {
+      if (!unquantized_fp8::usual_scales(scales, blocks)) {
         plainly(begin, end);
         continue;
       }
       const auto factor = [&](std::size_t k_index) {
-        return _mm256_set1_pd(static_cast<double>(decode_e8m0(scales[k_index / kBlock])) * kActivationFactor);
+        return _mm256_set1_pd(static_cast<double>(decode_e8m0(scales[k_index / kBlock])) *
+                              unquantized_fp8::kActivationFactor);
       };
       if (count < kTileRows) {
         for (std::size_t m = 0; m < count; ++m)

@@ -92,10 +92,7 @@ bool prepare_keys(const std::uint8_t* codes, const std::uint8_t* scales, std::si
 
 /// RNbf16 of values that are not NaN, widened again.
 inline __m512 round_number(__m512 values) {
-  const __m512i bits = _mm512_castps_si512(values);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-  return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(~0xFFFF)));
+  return _mm512_castsi512_ps(_mm512_and_si512(bfloat16_bits_of_numbers(values), _mm512_set1_epi32(~0xFFFF)));
 }
 
 /// `Heads` heads against sixteen keys: bf16(relu(bf16(dot)) * weight), added to the lanes of the heads.

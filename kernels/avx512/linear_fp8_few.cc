@@ -218,11 +218,6 @@ inline void add_up_group(const GroupSums& sums, std::int32_t* dots) {
   store(dots, _mm512_permutexvar_epi32(order, halves));
 }
 
-inline void prefetch(const std::uint8_t* codes, std::size_t bytes) {
-  for (std::size_t line = 0; line < bytes; line += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(codes + kPrefetch + line), _MM_HINT_T0);
-}
-
 /// `blocks` blocks of weights, which are one weight row or two.
 void row_dots(const Row& x, const std::uint8_t* codes, std::size_t blocks, std::int32_t* dots,
               std::uint64_t* rare) {
@@ -233,12 +228,12 @@ void row_dots(const Row& x, const std::uint8_t* codes, std::size_t blocks, std::
   // products.
   for (std::size_t g = 0; g < whole; ++g, words += kPairs, codes += kGroupCodes, rare += kPairs) {
     if (g > 0) add_up_group(sums, dots + (g - 1) * kGroup);
-    prefetch(codes, kGroupCodes);
+    prefetch_bytes(codes + kPrefetch, kGroupCodes);
     multiply_group(words, codes, sums, rare);
   }
   if (whole > 0) add_up_group(sums, dots + (whole - 1) * kGroup);
   if (rest == 0) return;
-  prefetch(codes, rest * kBlock);
+  prefetch_bytes(codes + kPrefetch, rest * kBlock);
   multiply_last(words, codes, rest, sums, rare);
   add_up_group(sums, dots + whole * kGroup);
 }
@@ -250,7 +245,7 @@ void rows_dots(std::span<const Row> x, const std::uint8_t* codes, std::size_t bl
   std::uint64_t* rare = tile.rare.data();
   for (std::size_t g = 0; g * kGroup < blocks; ++g, codes += kGroupCodes, rare += kPairs) {
     const std::size_t here = std::min(kGroup, blocks - g * kGroup);
-    prefetch(codes, here * kBlock);
+    prefetch_bytes(codes + kPrefetch, here * kBlock);
     Words words[kPairs];
     for (std::size_t p = 0; p < kPairs; ++p) {
       const std::uint64_t mask = pair_mask(here, p);

@@ -48,14 +48,17 @@ inline void store_sixteen(double* to, const Sixteen& values) {
   _mm512_storeu_pd(to + 8, values.part[1]);
 }
 
-/// RNbf16 of sixteen fp32 values, in the upper halves of dwords. NaN becomes the quiet NaN that to_bfloat16
-/// gives.
-inline __m512i bfloat16_bits(__m512 values) {
+/// RNbf16 of sixteen fp32 values that are not NaN, in the upper halves of dwords; the lower ones are rubbish.
+inline __m512i bfloat16_bits_of_numbers(__m512 values) {
   const __m512i bits = _mm512_castps_si512(values);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+}
+/// The same for all values. NaN becomes the quiet NaN that to_bfloat16 gives.
+inline __m512i bfloat16_bits(__m512 values) {
   const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-  return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_mask_or_epi32(bfloat16_bits_of_numbers(values), nan, _mm512_castps_si512(values),
+                              _mm512_set1_epi32(0x400000));
 }
 inline void store_sixteen(BFloat16* to, __m512 values) {
   const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bfloat16_bits(values), 16));

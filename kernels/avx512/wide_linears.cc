@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/avx512/avx512.h"
+#include "kernels/unquantized_fp8.h"
 // (target_begin.h has to come after every other header)
 #include "kernels/avx512/target_begin.h"
 
@@ -260,23 +261,13 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
   }
 }
 
-// E4M3 codes enter as code * 2^-1016 and activations as x * s * 2^516: sums are 2^-500 of the true ones, far
-// from both ends of the range, and rounded at the same places.
-constexpr double kActivationFactor = 0x1p516, kSumFactor = 0x1p500;
-/// Scales with which bf16(code * scale) rounds nothing.
-constexpr std::uint8_t kSmallestScale = 17, kLargestScale = 246;
-
-bool usual_scales(const std::uint8_t* scales, std::size_t count) {
-  return std::all_of(scales, scales + count,
-                     [](std::uint8_t code) { return code >= kSmallestScale && code <= kLargestScale; });
-}
-
 /// Activation rows times the scales of a block of features, both as fp64.
 void scale_rows(const double* x, std::size_t rows, std::size_t padded, const std::uint8_t* scales,
                 std::size_t blocks, double* to) {
   for (std::size_t m = 0; m < rows; ++m, x += padded, to += padded) {
     for (std::size_t b = 0; b < blocks; ++b) {
-      const __m512d factor = _mm512_set1_pd(static_cast<double>(decode_e8m0(scales[b])) * kActivationFactor);
+      const __m512d factor =
+          _mm512_set1_pd(static_cast<double>(decode_e8m0(scales[b])) * unquantized_fp8::kActivationFactor);
       for (std::size_t i = b * kBlock; i < (b + 1) * kBlock; i += 8)
         _mm512_storeu_pd(to + i, _mm512_mul_pd(_mm512_loadu_pd(x + i), factor));
     }
@@ -312,7 +303,7 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
       end = std::min(range.end, (begin / kBlock + 1) * kBlock);  // features that share their scales
       const std::uint8_t* const scales = w.scales + begin / kBlock * blocks;
       const Fp8Rows weights{w.codes + begin * k, k};
-      bool good = usual_scales(scales, blocks);
+      bool good = unquantized_fp8::usual_scales(scales, blocks);
       if (good) scale_rows(wide, count, padded, scales, blocks, scaled.data());
       if (good && count <= kFewRows) {
         good = single_sums(scaled.data(), count, padded, weights, end - begin, sums);
@@ -328,7 +319,7 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
       for (std::size_t m = 0; m < count; ++m)
         for (std::size_t n = begin; n < end; ++n)
           out[(first + m) * out_stride + n - range.begin] =
-              to_bfloat16(sums[m * kTile + n - begin] * kSumFactor);
+              to_bfloat16(sums[m * kTile + n - begin] * unquantized_fp8::kSumFactor);
     }
   }
 }
