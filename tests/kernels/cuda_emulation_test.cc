@@ -53,12 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, DeviceLinear, ::testing::ValuesIn(kPaths),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(DeviceLinear, EqualsPlain) {
-  struct Case {
-    std::size_t rows, n, k;
-    Codes codes;
-    Scales scales;
-  };
-  const Case cases[] = {
+  const testing::Fp4Case cases[] = {
       {1, 1, 32, Codes::Uniform, Scales::Usual},
       {1, 33, 160, Codes::Gaussian, Scales::Usual},
       {2, 64, 288, Codes::MaximaBesideSubnormals, Scales::Usual},
@@ -71,19 +66,10 @@ TEST_P(DeviceLinear, EqualsPlain) {
       {70, 7, 32, Codes::AllMaximal, Scales::Usual},
   };
   std::uint64_t seed = 1;
-  for (const Case& c : cases) {
-    Inputs inputs(++seed);
-    const auto codes = inputs.e4m3(c.rows * c.k, c.codes),
-               scales = inputs.e8m0(c.rows * c.k / kBlock, c.scales);
-    const auto w_codes = inputs.e2m1(c.n * c.k, c.codes),
-               w_scales = inputs.e8m0(c.n * c.k / kBlock, c.scales);
-    const QuantizedRows x{codes.data(), scales.data(), c.rows, c.k};
-    const Fp4Matrix w{w_codes.data(), w_scales.data(), c.n, c.k};
-    std::vector<BFloat16> expected(c.rows * c.n);
-    plain_ops().linear_fp4(x, w, {0, c.n}, expected.data());
-    SCOPED_TRACE("rows " + std::to_string(c.rows) + ", N " + std::to_string(c.n) + ", K " +
-                 std::to_string(c.k));
-    expect_equal(device_linear(*device(), x, w, options()), expected);
+  for (const testing::Fp4Case& c : cases) {
+    const testing::RandomFp4 linear(c, ++seed);
+    SCOPED_TRACE(linear.name());
+    expect_equal(device_linear(*device(), linear.x(), linear.w(), options()), linear.expected());
   }
 }
 

@@ -53,12 +53,7 @@ std::vector<testing::LinearOptions> linear_paths(const cuda::Device& device) {
 }
 
 TEST_P(DeviceMachine, LinearsEqualPlain) {
-  struct Case {
-    std::size_t rows, n, k;
-    Codes codes;
-    Scales scales;
-  };
-  std::vector<Case> cases = {
+  std::vector<testing::Fp4Case> cases = {
       {1, 33, 160, Codes::Uniform, Scales::Usual},
       {2, 65, 96, Codes::MaximaBesideSubnormals, Scales::Extreme},
       {5, 97, 128, Codes::AllMaximal, Scales::Usual},
@@ -70,20 +65,12 @@ TEST_P(DeviceMachine, LinearsEqualPlain) {
                                {300, 130, 5120, Codes::Uniform, Scales::Extreme}});
   const auto device = open();
   std::uint64_t seed = 500;
-  for (const Case& c : cases) {
-    Inputs inputs(++seed);
-    const auto codes = inputs.e4m3(c.rows * c.k, c.codes),
-               scales = inputs.e8m0(c.rows * c.k / kBlock, c.scales);
-    const auto w_codes = inputs.e2m1(c.n * c.k, c.codes),
-               w_scales = inputs.e8m0(c.n * c.k / kBlock, c.scales);
-    const QuantizedRows x{codes.data(), scales.data(), c.rows, c.k};
-    const Fp4Matrix w{w_codes.data(), w_scales.data(), c.n, c.k};
-    std::vector<BFloat16> expected(c.rows * c.n);
-    plain_ops().linear_fp4(x, w, {0, c.n}, expected.data());
+  for (const testing::Fp4Case& c : cases) {
+    const testing::RandomFp4 linear(c, ++seed);
+    const std::vector<BFloat16> expected = linear.expected();
     for (const testing::LinearOptions& path : linear_paths(*device)) {
-      SCOPED_TRACE("rows " + std::to_string(c.rows) + ", N " + std::to_string(c.n) + ", K " +
-                   std::to_string(c.k) + ", dot4 rows " + std::to_string(path.dot_rows));
-      expect_equal(device_linear(*device, x, w, path), expected);
+      SCOPED_TRACE(linear.name() + ", dot4 rows " + std::to_string(path.dot_rows));
+      expect_equal(device_linear(*device, linear.x(), linear.w(), path), expected);
     }
   }
 }

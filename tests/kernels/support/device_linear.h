@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/compute.h"
@@ -21,6 +22,39 @@ inline void expect_equal(std::span<const BFloat16> out, std::span<const BFloat16
     ADD_FAILURE() << "[" << i << "] has bits " << std::hex << out[i].bits << " instead of "
                   << expected[i].bits;
 }
+
+struct Fp4Case {
+  std::size_t rows, n, k;
+  Codes codes;
+  Scales scales;
+};
+
+/// A random linear of that kind, and what the plain backend makes of it.
+class RandomFp4 {
+ public:
+  RandomFp4(const Fp4Case& c, std::uint64_t seed) : shape_(c) {
+    Inputs inputs(seed);
+    codes_ = inputs.e4m3(c.rows * c.k, c.codes);
+    scales_ = inputs.e8m0(c.rows * c.k / kBlock, c.scales);
+    w_codes_ = inputs.e2m1(c.n * c.k, c.codes);
+    w_scales_ = inputs.e8m0(c.n * c.k / kBlock, c.scales);
+  }
+  QuantizedRows x() const { return {codes_.data(), scales_.data(), shape_.rows, shape_.k}; }
+  Fp4Matrix w() const { return {w_codes_.data(), w_scales_.data(), shape_.n, shape_.k}; }
+  std::vector<BFloat16> expected() const {
+    std::vector<BFloat16> out(shape_.rows * shape_.n);
+    plain_ops().linear_fp4(x(), w(), {0, shape_.n}, out.data());
+    return out;
+  }
+  std::string name() const {
+    return "rows " + std::to_string(shape_.rows) + ", N " + std::to_string(shape_.n) + ", K " +
+           std::to_string(shape_.k);
+  }
+
+ private:
+  Fp4Case shape_;
+  std::vector<std::uint8_t> codes_, scales_, w_codes_, w_scales_;
+};
 
 /// Device memory that holds a copy of host bytes; padded as the kernels require.
 struct Uploaded {
