@@ -1,7 +1,10 @@
-// FP8 linears with AVX-512 VNNI (docs/numerics.md 1). Weights become int16 in units of 2^-6; the few codes
-// below 2^-2 have a remainder that a correction adds. An activation block is v * 2^(shift-9) with integers v:
-// one int16 limb where the block's dot product fits 32 bits, else two that are combined in fp64. Scales and
-// sums follow the contract literally.
+// FP8 products of several activation rows with AVX-512 VNNI (docs/numerics.md 1). Up to sixteen activation
+// rows are the lanes of a vector, and a weight is broadcast to all of them; where there are fewer rows, two
+// or four features share a vector. So nothing is summed across lanes, and weights are read row by row.
+//
+// Activations are h * 2^s + l (fp8_activations.h), weights 8 t + r (fp8_codes.h), in units of 2^-9. A block's
+// exact dot product is 2^(s+3) * sum(h t) + C with the corrections C = sum(8 l t) + sum(a r), which have few
+// terms. Scales and sums over the blocks follow the contract literally.
 #include <algorithm>
 #include <bit>
 #include <vector>
@@ -10,281 +13,414 @@
 // (target_begin.h has to come after every other header)
 #include "kernels/avx512/target_begin.h"
 
-#include "kernels/avx512/blocks.h"
+#include "kernels/avx512/fp8_activations.h"
 #include "kernels/avx512/fp8_codes.h"
 
 namespace dsv41::avx512 {
 namespace {
 
-constexpr std::size_t kFewRows = 7;          // so many rows do not pay for a decoded tile
-constexpr std::int32_t kLimb = 4096;         // base of the second limb
-constexpr std::int32_t kLargestSum = 74898;  // times 28672, the largest weight, stays below 2^31
+constexpr std::size_t kVectors = 8;         // of sums, in registers
+constexpr std::size_t kTile = kBlock;       // features that are decoded together: they share their scales
+constexpr std::size_t kChunk = 8;           // blocks of K that are decoded together: 16 KiB of words
+constexpr std::size_t kPairs = kChunk / 2;  // 64 codes are a pair of blocks
+constexpr std::size_t kPairCodes = 2 * kBlock;
+constexpr std::size_t kSteps = kBlock / 2;  // a step multiplies two elements
+// A correction above this is not exact in fp32 together with what a dot product leaves over.
+constexpr std::int32_t kLargestCorrection = (1 << 24) - (1 << 17);
+constexpr std::int32_t kLargestRests = 36;  // sum of |l|: 8 * 36 * 28672 is half of that
 
-/// Sixteen blocks of an activation row. Two blocks share 64 words per limb: the even elements of both, then
-/// the odd ones.
-struct alignas(64) Group {
-  std::int16_t limbs[kGroup / 2][2][64];
-  float unit[kGroup];        // 2^(shift-15)
-  float scale[kGroup];       // s_x
-  std::uint8_t two[kGroup];  // the second limb is in use
+// ---- where the words of a pair of blocks are. Step p < 8 takes the elements 4 p, 4 p + 2 of a block, step 8
+// + p
+// ---- the elements 4 p + 1, 4 p + 3, as words_of() gives them.
 
-  const std::int16_t* limb(std::size_t b, std::size_t l) const { return limbs[b / 2][l] + b % 2 * 16; }
+/// `Features` weight rows share a vector: lane r * Features + f is activation row r, feature f.
+template <std::size_t Features>
+struct Shared {
+  static constexpr std::size_t kRows = kLanes / Features;
+  static constexpr std::size_t kSubtile = kVectors * Features;  // features whose sums are in registers
+  static constexpr __mmask16 kLanesOfFirst = Features == 1 ? 0xFFFF : Features == 2 ? 0x5555 : 0x1111;
 };
 
-struct Limbs {
-  std::size_t blocks = 0, groups = 0;  // blocks beyond `blocks` of the last group are zero
-  std::vector<Group> storage;
-
-  void set(const QuantizedRows& x);
-  const Group* row(std::size_t index) const { return storage.data() + index * groups; }
-};
-
-void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
-  __m512i v[2] = {integers_of(codes), integers_of(codes + 16)};
-  const auto any = static_cast<std::uint32_t>(_mm512_reduce_or_epi32(_mm512_or_si512(v[0], v[1])));
-  const int shift = any != 0 ? std::countr_zero(any) : 0;
-  const __m512i count = _mm512_set1_epi32(shift);
-  for (__m512i& value : v) value = _mm512_srav_epi32(value, count);
-  const __m512i magnitudes[2] = {_mm512_abs_epi32(v[0]), _mm512_abs_epi32(v[1])};
-  group.unit[b] = std::bit_cast<float>((127u - 15u + static_cast<std::uint32_t>(shift)) << 23);
-  group.two[b] = _mm512_reduce_add_epi32(_mm512_add_epi32(magnitudes[0], magnitudes[1])) > kLargestSum ||
-                 _mm512_reduce_or_epi32(_mm512_or_si512(magnitudes[0], magnitudes[1])) > 32767;
-  for (std::size_t i = 0; i < 2; ++i) {
-    __m512i low = v[i];
-    if (group.two[b] != 0) {
-      const __m512i half = _mm512_set1_epi32(kLimb / 2);
-      low = _mm512_sub_epi32(_mm512_and_si512(_mm512_add_epi32(v[i], half), _mm512_set1_epi32(kLimb - 1)),
-                             half);
-    }
-    store_even_odd(group.limbs[b / 2][0] + b % 2 * 16 + i * 8, low);
-    store_even_odd(group.limbs[b / 2][1] + b % 2 * 16 + i * 8,
-                   _mm512_srai_epi32(_mm512_sub_epi32(v[i], low), 12));
-  }
-}
-
-void Limbs::set(const QuantizedRows& x) {
-  blocks = x.k / kBlock;
-  groups = ceil_div(blocks, kGroup);
-  if (storage.size() < x.rows * groups) storage.resize(x.rows * groups);
-  for (std::size_t row = 0; row < x.rows; ++row) {
-    for (std::size_t g = 0; g < groups; ++g) {
-      Group& group = storage[row * groups + g];
-      if ((g + 1) * kGroup > blocks) std::memset(static_cast<void*>(&group), 0, sizeof(Group));
-      for (std::size_t b = g * kGroup; b < std::min((g + 1) * kGroup, blocks); ++b) {
-        set_block(group, b % kGroup, x.codes + row * x.k + b * kBlock);
-        group.scale[b % kGroup] = decode_e8m0(x.scales[row * blocks + b]);
-      }
-    }
-  }
-}
-
-// ---- many rows: a tile of 32 features is decoded once per chunk of K, one lane per feature
-// ------------------------
-
-constexpr std::size_t kVectors = 2;
-constexpr std::size_t kTile = kVectors * kLanes;
-constexpr std::size_t kChunk = 8;  // blocks: 16 KiB of decoded weights
-constexpr std::size_t kSteps = kBlock / 2;
-
-/// Steps 2 j and 2 j + 1 take elements 4 j, 4 j + 2 and 4 j + 1, 4 j + 3 of a block: where they lie behind
-/// limb().
+/// Bytes from the words of a vector's features to those of a step of the pair's first block; the second
+/// block's are 32 behind.
+template <std::size_t Features>
 constexpr std::size_t step_offset(std::size_t step) {
-  return step % 2 * 32 + step / 2 * 2;
+  const std::size_t odd = step / 8 * Features * 64, dword = step % 8;
+  if (Features == 1) return odd + dword * 4;
+  const std::size_t part = dword / 4 * 16;
+  return Features == 2 ? odd + dword % 4 / 2 * 64 + part + dword % 2 * 8 : odd + dword % 4 * 64 + part;
 }
 
+constexpr std::size_t step_of(std::size_t k) {
+  return k % 2 * 8 + k % kBlock / 4;
+}
+
+/// The words of one step for every feature of a vector, to the lanes of every activation row.
+template <std::size_t Features>
+inline __m512i broadcast_step(const std::uint8_t* words) {
+  if constexpr (Features == 1) return broadcast_dword(words);
+  if constexpr (Features == 2) {
+    std::int64_t pair;
+    std::memcpy(&pair, words, sizeof pair);
+    return _mm512_set1_epi64(pair);
+  }
+  if constexpr (Features == 4) return _mm512_broadcast_i32x4(load16(words));
+}
+
+/// The words of a vector's features, their steps interleaved, to 128 * Features bytes.
+template <std::size_t Features>
+inline void store_interleaved(const Words (&w)[Features], std::uint8_t* to) {
+  if constexpr (Features == 1) {
+    store(to, w[0].even);
+    store(to + 64, w[0].odd);
+  }
+  if constexpr (Features == 2) {
+    store(to, _mm512_unpacklo_epi32(w[0].even, w[1].even));
+    store(to + 64, _mm512_unpackhi_epi32(w[0].even, w[1].even));
+    store(to + 128, _mm512_unpacklo_epi32(w[0].odd, w[1].odd));
+    store(to + 192, _mm512_unpackhi_epi32(w[0].odd, w[1].odd));
+  }
+  if constexpr (Features == 4) {
+    for (std::size_t odd = 0; odd < 2; ++odd, to += 256) {
+      const __m512i a = odd ? w[0].odd : w[0].even, b = odd ? w[1].odd : w[1].even;
+      const __m512i c = odd ? w[2].odd : w[2].even, d = odd ? w[3].odd : w[3].even;
+      const __m512i ab0 = _mm512_unpacklo_epi32(a, b), ab1 = _mm512_unpackhi_epi32(a, b);
+      const __m512i cd0 = _mm512_unpacklo_epi32(c, d), cd1 = _mm512_unpackhi_epi32(c, d);
+      store(to, _mm512_unpacklo_epi64(ab0, cd0));
+      store(to + 64, _mm512_unpackhi_epi64(ab0, cd0));
+      store(to + 128, _mm512_unpacklo_epi64(ab1, cd1));
+      store(to + 192, _mm512_unpackhi_epi64(ab1, cd1));
+    }
+  }
+}
+
+// ---- activations
+// -----------------------------------------------------------------------------------------------------
+
+/// A block of as many activation rows as a vector has.
+struct alignas(64) BlockRows {
+  std::int16_t words[kSteps][2 * kLanes];  // h
+  std::int32_t shift[kLanes];              // s
+  float factor[kLanes];                    // 2^(s-15)
+  float scale[kLanes];                     // s_x
+  std::size_t rests_begin, rests_end;
+  bool wide;  // the rests may add up to more than fp32 holds
+};
+
+/// A step with rests.
+struct alignas(64) Rests {
+  std::int16_t words[2 * kLanes];  // 8 l
+  std::size_t block, step;
+};
+
+struct Activations {
+  std::size_t blocks = 0, groups = 0;  // groups of rows that are lanes together
+  std::vector<BlockRows> storage;
+  std::vector<Rests> rests;
+
+  void set(const QuantizedRows& x, std::size_t features);
+  const BlockRows* group(std::size_t index) const { return storage.data() + index * blocks; }
+
+ private:
+  void set_block(const QuantizedRows& x, std::size_t first_row, std::size_t rows, std::size_t features,
+                 std::size_t block, BlockRows& out);
+};
+
+void Activations::set(const QuantizedRows& x, std::size_t features) {
+  const std::size_t lane_rows = kLanes / features;
+  blocks = x.k / kBlock;
+  groups = ceil_div(x.rows, lane_rows);
+  if (storage.size() < groups * blocks) storage.resize(groups * blocks);
+  rests.clear();
+  for (std::size_t g = 0; g < groups; ++g)
+    for (std::size_t b = 0; b < blocks; ++b)
+      set_block(x, g * lane_rows, std::min(lane_rows, x.rows - g * lane_rows), features, b,
+                storage[g * blocks + b]);
+}
+
+void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::size_t rows,
+                            std::size_t features, std::size_t block, BlockRows& out) {
+  alignas(64) std::int16_t high[kLanes][kBlock], low[kLanes][kBlock];  // by row, in the order of the steps
+  alignas(64) static constexpr std::int16_t kNone[kBlock] = {};
+  const std::uint8_t *high_rows[kLanes], *low_rows[kLanes];
+  out = {};
+  std::fill_n(out.factor, kLanes, 0x1p-15f);
+  bool any_low = false;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    const std::size_t r = lane / features;
+    const bool present = r < rows;
+    high_rows[lane] = reinterpret_cast<const std::uint8_t*>(present ? high[r] : kNone);
+    low_rows[lane] = reinterpret_cast<const std::uint8_t*>(present ? low[r] : kNone);
+    if (!present) continue;
+    const std::size_t row = first_row + r;
+    if (lane % features == 0) {
+      const std::uint8_t* const codes = x.codes + row * x.k + block * kBlock;
+      const SplitBlock split = split_block({integers_of(codes), integers_of(codes + 16)});
+      for (std::size_t i = 0; i < 2; ++i) {
+        store_even_odd(high[r] + i * 8, split.high[i], kSteps);
+        store_even_odd(low[r] + i * 8, _mm512_slli_epi32(split.low[i], 3), kSteps);
+      }
+      const __m512i rest = _mm512_add_epi32(_mm512_abs_epi32(split.low[0]), _mm512_abs_epi32(split.low[1]));
+      const std::int32_t sum = _mm512_reduce_add_epi32(rest);
+      any_low |= sum != 0;
+      out.wide |= sum > kLargestRests;
+      out.shift[lane] = split.shift;
+      out.scale[lane] = decode_e8m0(x.scales[row * blocks + block]);
+    } else {
+      out.shift[lane] = out.shift[lane - 1];
+      out.scale[lane] = out.scale[lane - 1];
+    }
+    out.factor[lane] = std::bit_cast<float>(static_cast<std::uint32_t>(127 - 15 + out.shift[lane]) << 23);
+  }
+  for (std::size_t step = 0; step < kSteps; step += 4) {
+    __m512i dwords[4];
+    transpose_dwords(high_rows, step * 4, dwords);
+    for (std::size_t i = 0; i < 4; ++i) store(out.words[step + i], dwords[i]);
+  }
+  out.rests_begin = rests.size();
+  for (std::size_t step = 0; any_low && step < kSteps; step += 4) {
+    __m512i dwords[4];
+    transpose_dwords(low_rows, step * 4, dwords);
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (_mm512_test_epi32_mask(dwords[i], dwords[i]) == 0) continue;
+      rests.push_back({.words = {}, .block = block, .step = step + i});
+      store(rests.back().words, dwords[i]);
+    }
+  }
+  out.rests_end = rests.size();
+}
+
+// ---- weights
+// ---------------------------------------------------------------------------------------------------------
+
+/// What words_of() left out of a weight.
 struct Remainder {
-  std::int16_t values[32];  // pairs as in Tile::weights, units of 2^-9
-  std::size_t step;
+  std::uint8_t block, step, feature;  // of the chunk and the tile
+  std::int32_t words;                 // the remainder in the word of its element, zero in the other
 };
 
 struct Tile {
-  alignas(64) std::int16_t
-      weights[kChunk][kSteps][kVectors][32];  // [block][pair of k][vector]: two k of sixteen features
-  alignas(64) float scales[kChunk][kVectors][kLanes];
-  Remainder remainders[kChunk * kVectors * kSteps];
-  std::size_t remainder_begin[kChunk * kVectors + 1];  // of each block and vector
+  alignas(64) std::uint8_t words[kPairs][kTile * 128];  // features that share a vector are interleaved
+  alignas(64) std::uint64_t rare[kTile][kPairs];        // which codes may have a remainder
+  std::vector<Remainder> remainders;                    // by feature
+  std::size_t remainders_begin[kTile + 1];
+  alignas(64) std::int32_t corrections[kChunk][kVectors][kLanes];  // zero between uses
 };
 
-/// False when a weight is NaN.
-bool decode_tile(const Fp8Matrix& w, std::size_t n, std::size_t end, std::size_t first, std::size_t count,
-                 Tile& tile) {
-  const std::uint8_t *codes[kVectors][kLanes], *scales[kLanes];
-  for (std::size_t v = 0; v < kVectors; ++v) {
-    for (std::size_t r = 0; r < kLanes; ++r) {
-      const std::size_t feature =
-          std::min(n + v * kLanes + r, end - 1);  // lanes beyond the range repeat its last one
-      codes[v][r] = w.codes + feature * w.k + first * kBlock;
-      scales[r] = w.scales + feature / kBlock * (w.k / kBlock) + first;
+/// Decodes `count` blocks, from block `first` on, of kTile features; `features` of them are weight rows from
+/// `codes` on, the others repeat the last one. Fetches the same of what is `ahead` bytes behind them.
+template <std::size_t Features>
+DSV41_OUT_OF_LINE void decode(const std::uint8_t* codes, std::size_t k, std::size_t features,
+                              std::size_t count, std::size_t ahead, Tile& tile) {
+  for (std::size_t f = 0; f < kTile; f += Features) {
+    const std::uint8_t* rows[Features];
+    for (std::size_t i = 0; i < Features; ++i) rows[i] = codes + std::min(f + i, features - 1) * k;
+    for (std::size_t pair = 0; pair < kPairs; ++pair) {
+      const std::uint64_t mask = first_bytes(count * kBlock - std::min(count * kBlock, pair * kPairCodes));
+      Words words[Features];
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < Features; ++i) {
+        const std::uint8_t* const from = rows[i] + pair * kPairCodes;
+        // To the second-level cache: rows often lie in the same sets of the first-level one.
+        _mm_prefetch(reinterpret_cast<const char*>(from + ahead), _MM_HINT_T1);
+        const __m512i loaded = load_part(from, mask);
+        tile.rare[f + i][pair] = rare_codes(loaded) & mask;
+        words[i] = words_of(loaded);
+      }
+      store_interleaved<Features>(words, tile.words[pair] + f * 128);
     }
-    transpose_scales(scales, count, tile.scales[0][v], kTile);
   }
-  std::size_t remainders = 0;
-  for (std::size_t b = 0; b < count; ++b) {
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      tile.remainder_begin[b * kVectors + v] = remainders;
-      prefetch_rows<kChunk * kBlock>(codes[v], b, kChunk);
-      for (std::size_t half = 0; half < 2; ++half) {
-        __m512i dwords[4];
-        transpose_dwords(codes[v], b * kBlock + half * 16, dwords);
-        for (std::size_t j = 0; j < 4; ++j) {
-          const Words words = words_of(dwords[j]);
-          const std::size_t step = 2 * (4 * half + j);
-          store(tile.weights[b][step][v], words.even);
-          store(tile.weights[b][step + 1][v], words.odd);
-          std::uint64_t rare = rare_codes(dwords[j]);
-          if (rare == 0) continue;
-          std::uint8_t bytes[64];
-          std::int16_t values[2][32] = {};
-          bool present[2] = {};
-          store(bytes, dwords[j]);
-          for (; rare != 0; rare &= rare - 1) {
-            const auto i = static_cast<std::size_t>(std::countr_zero(rare));
-            if ((bytes[i] & 0x7F) == 0x7F) return false;
-            const std::int32_t value = remainder_of(bytes[i]);
-            values[i % 2][i / 4 * 2 + i % 4 / 2] = static_cast<std::int16_t>(value);
-            present[i % 2] |= value != 0;
-          }
-          for (std::size_t side = 0; side < 2; ++side) {
-            if (!present[side]) continue;
-            std::memcpy(tile.remainders[remainders].values, values[side], sizeof values[side]);
-            tile.remainders[remainders++].step = step + side;
-          }
-        }
+}
+
+/// Lists what the decoded codes have left over. False when one of them is NaN.
+bool list_remainders(const std::uint8_t* codes, std::size_t k, std::size_t features, Tile& tile) {
+  tile.remainders.clear();
+  for (std::size_t f = 0; f < kTile; ++f) {
+    tile.remainders_begin[f] = tile.remainders.size();
+    if (f >= features) continue;
+    for (std::size_t pair = 0; pair < kPairs; ++pair) {
+      for (std::uint64_t rare = tile.rare[f][pair]; rare != 0; rare &= rare - 1) {
+        const std::size_t at = pair * kPairCodes + static_cast<std::size_t>(std::countr_zero(rare));
+        const std::uint8_t code = codes[f * k + at];
+        if ((code & 0x7F) == 0x7F) return false;
+        const std::int32_t value = remainder_of(code);
+        if (value == 0) continue;
+        tile.remainders.push_back({.block = static_cast<std::uint8_t>(at / kBlock),
+                                   .step = static_cast<std::uint8_t>(step_of(at)),
+                                   .feature = static_cast<std::uint8_t>(f),
+                                   .words = at % 4 / 2 == 0 ? value & 0xFFFF : value * 65536});
       }
     }
   }
-  tile.remainder_begin[count * kVectors] = remainders;
+  tile.remainders_begin[kTile] = tile.remainders.size();
   return true;
 }
 
-/// Sixteen int32 times a power of two, in fp64.
-struct Wide {
-  __m512d low, high;
-};
-inline Wide widen(__m512i value, double factor) {
-  const __m512d scale = _mm512_set1_pd(factor);
-  return {_mm512_mul_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(value)), scale),
-          _mm512_mul_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(value, 1)), scale)};
-}
-inline Wide add(const Wide& a, const Wide& b) {
-  return {_mm512_add_pd(a.low, b.low), _mm512_add_pd(a.high, b.high)};
+// ---- products
+// --------------------------------------------------------------------------------------------------------
+
+/// sum(a r) of the subtile from feature `begin` on, to the corrections. False when one of them may be too
+/// large.
+template <std::size_t Features>
+bool add_remainders(const BlockRows* x, const Rests* rests, std::size_t begin, Tile& tile) {
+  const Remainder* const all = tile.remainders.data();
+  __m512i largest = _mm512_setzero_si512();
+  for (std::size_t i = tile.remainders_begin[begin];
+       i < tile.remainders_begin[begin + Shared<Features>::kSubtile]; ++i) {
+    const Remainder& remainder = all[i];
+    const BlockRows& block = x[remainder.block];
+    const __m512i words = _mm512_set1_epi32(remainder.words);
+    __m512i product = _mm512_sllv_epi32(
+        _mm512_dpwssd_epi32(_mm512_setzero_si512(), load(block.words[remainder.step]), words),
+        load(block.shift));
+    for (std::size_t j = block.rests_begin; j < block.rests_end; ++j) {
+      if (rests[j].step != remainder.step) continue;
+      product = _mm512_add_epi32(
+          product,
+          _mm512_srai_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), load(rests[j].words), words), 3));
+    }
+    const std::size_t feature = remainder.feature - begin;
+    const auto lanes = static_cast<__mmask16>(Shared<Features>::kLanesOfFirst << feature % Features);
+    std::int32_t* const to = tile.corrections[remainder.block][feature / Features];
+    const __m512i sum = _mm512_mask_add_epi32(load(to), lanes, load(to), product);
+    largest = _mm512_max_epi32(largest, _mm512_abs_epi32(sum));
+    store(to, sum);
+  }
+  return _mm512_reduce_max_epi32(largest) <= kLargestCorrection / 2;
 }
 
-/// RN32 of the block's dot product in units of 2^-6 * 2^(shift-9), with the second limb and the remainders:
-/// below 2^53 in units of 2^-9, so that fp64 holds it.
-DSV41_OUT_OF_LINE __m512 repaired_dot(__m512i low, const Group& x, std::size_t inside, const Tile& tile,
-                                      std::size_t b, std::size_t v) {
-  const std::int16_t* const limb[2] = {x.limb(inside, 0), x.limb(inside, 1)};
-  __m512i rest[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-  for (std::size_t i = tile.remainder_begin[b * kVectors + v]; i < tile.remainder_begin[b * kVectors + v + 1];
-       ++i) {
-    const Remainder& remainder = tile.remainders[i];
-    for (std::size_t l = 0; l < 2; ++l)
-      rest[l] = _mm512_dpwssd_epi32(rest[l], load(remainder.values),
-                                    broadcast_dword(limb[l] + step_offset(remainder.step)));
-  }
-  Wide total = add(widen(low, 1.0), widen(rest[0], 0.125));
-  if (x.two[inside] != 0) {
-    __m512i high = _mm512_setzero_si512();
-    for (std::size_t p = 0; p < kSteps; ++p)
-      high =
-          _mm512_dpwssd_epi32(high, load(tile.weights[b][p][v]), broadcast_dword(limb[1] + step_offset(p)));
-    total = add(total, widen(high, kLimb));
-    total = add(total, widen(rest[1], kLimb * 0.125));
-  }
-  return join_floats(total.low, total.high);
-}
-
-/// The same for a block of one limb, in 32 bits where the sum in units of 2^-9 fits them: nearly always.
-inline __m512 with_remainders(__m512i low, const Group& x, std::size_t inside, const Tile& tile,
-                              std::size_t b, std::size_t v) {
-  const __m512i bound = _mm512_set1_epi32((1 << 28) - (1 << 20));  // remainders add less than 2^23
-  if (_mm512_cmpgt_epi32_mask(_mm512_abs_epi32(low), bound) != 0) [[unlikely]]
-    return repaired_dot(low, x, inside, tile, b, v);
-  __m512i total = _mm512_slli_epi32(low, 3);
-  for (std::size_t i = tile.remainder_begin[b * kVectors + v]; i < tile.remainder_begin[b * kVectors + v + 1];
-       ++i) {
-    const Remainder& remainder = tile.remainders[i];
-    total = _mm512_dpwssd_epi32(total, load(remainder.values),
-                                broadcast_dword(x.limb(inside, 0) + step_offset(remainder.step)));
-  }
-  return _mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_set1_ps(0.125f));
-}
-
-/// The sums of all rows and vectors must be registers, hence the unrolling: GCC would index them in memory.
-/// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums.
-template <std::size_t Rows>
-DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t first,
-                                       std::size_t count, const Tile& tile, float* acc) {
-  const auto row = [&](const auto* of_first, std::size_t m) {
-    return reinterpret_cast<decltype(of_first)>(reinterpret_cast<const char*>(of_first) + m * row_stride);
-  };
-  for (std::size_t b = 0; b < count; ++b) {
-    const Group* const group = x + (first + b) / kGroup;
-    const std::size_t inside = (first + b) % kGroup;
-    const std::int16_t* const limb = group->limb(inside, 0);
-    const std::int16_t* const weights = tile.weights[b][0][0];
-    __m512i sum[Rows][kVectors];
-    for (auto& vectors : sum)
-      for (__m512i& lanes : vectors) lanes = _mm512_setzero_si512();
+/// sum(8 l t) of `count` blocks, to the corrections.
+template <std::size_t Features>
+void add_rests(const BlockRows* x, const Rests* rests, std::size_t first, std::size_t count,
+               const std::uint8_t* words, Tile& tile) {
+  for (std::size_t i = x[0].rests_begin; i < x[count - 1].rests_end; ++i) {
+    const std::size_t block = rests[i].block - first;
+    const std::uint8_t* const step =
+        words + block / 2 * sizeof tile.words[0] + block % 2 * 32 + step_offset<Features>(rests[i].step);
+    const __m512i rest = load(rests[i].words);
 #pragma GCC unroll 8
-    for (std::size_t p = 0; p < kSteps; ++p) {
-      const __m512i w0 = load(weights + p * 64), w1 = load(weights + p * 64 + 32);
-#pragma GCC unroll 4
-      for (std::size_t m = 0; m < Rows; ++m) {
-        const __m512i pair = broadcast_dword(row(limb, m) + step_offset(p));
-        sum[m][0] = _mm512_dpwssd_epi32(sum[m][0], w0, pair);
-        sum[m][1] = _mm512_dpwssd_epi32(sum[m][1], w1, pair);
-      }
-    }
-#pragma GCC unroll 4
-    for (std::size_t m = 0; m < Rows; ++m) {
-      const __m512 unit = _mm512_set1_ps(*row(&group->unit[inside], m));
-      const __m512 scale = _mm512_set1_ps(*row(&group->scale[inside], m));
-      const bool two = *row(&group->two[inside], m) != 0;
-#pragma GCC unroll 2
-      for (std::size_t v = 0; v < kVectors; ++v) {
-        const std::size_t* const begin = tile.remainder_begin + b * kVectors + v;
-        __m512 d = _mm512_cvtepi32_ps(sum[m][v]);
-        if (two)
-          d = repaired_dot(sum[m][v], *row(group, m), inside, tile, b, v);
-        else if (begin[0] != begin[1])
-          d = with_remainders(sum[m][v], *row(group, m), inside, tile, b, v);
-        const __m512 s = _mm512_mul_ps(scale, _mm512_loadu_ps(tile.scales[b][v]));
-        float* const lanes = acc + m * kTile + v * kLanes;
-        _mm512_storeu_ps(lanes,
-                         _mm512_add_ps(_mm512_loadu_ps(lanes), _mm512_mul_ps(_mm512_mul_ps(d, unit), s)));
-      }
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      std::int32_t* const to = tile.corrections[block][v];
+      store(to, _mm512_dpwssd_epi32(load(to), broadcast_step<Features>(step + v * Features * 128), rest));
     }
   }
 }
 
-void many_rows(const QuantizedRows& rows, const Limbs& x, const Fp8Matrix& w, Range range, BFloat16* out) {
+/// RN32 of 2^(s+3) * dot + correction, times 2^-18: in two fp32 values where they hold it exactly, so that
+/// their sum is rounded once.
+inline __m512 rounded_dot(__m512i dot, __m512i correction, __m512i shift, __m512 factor) {
+  const __m512 high = _mm512_cvtepi32_ps(dot);
+  const __m512i left = _mm512_sub_epi32(dot, _mm512_cvtps_epi32(high));
+  const __m512i low = _mm512_add_epi32(_mm512_sllv_epi32(left, shift), correction);
+  return _mm512_fmadd_ps(high, factor, _mm512_mul_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(0x1p-18f)));
+}
+/// The same in fp64, which always holds it.
+inline __m512 rounded_dot_wide(__m512i dot, __m512i correction, __m512 factor) {
+  const __m512d unit = _mm512_set1_pd(0x1p-18);
+  const __m512d first = _mm512_fmadd_pd(
+      _mm512_cvtepi32_pd(_mm512_castsi512_si256(dot)), _mm512_cvtps_pd(_mm512_castps512_ps256(factor)),
+      _mm512_mul_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(correction)), unit));
+  const __m512d second =
+      _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(dot, 1)),
+                      _mm512_cvtps_pd(_mm512_extractf32x8_ps(factor, 1)),
+                      _mm512_mul_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(correction, 1)), unit));
+  return join_floats(first, second);
+}
+
+/// `count` blocks of a group of activation rows times a subtile's words; sums [kVectors][kLanes].
+template <std::size_t Features>
+DSV41_OUT_OF_LINE void multiply(const BlockRows* x, std::size_t count, const std::uint8_t* words,
+                                const float* scales, bool wide, Tile& tile, float* sums) {
+  __m512 sum[kVectors];
+#pragma GCC unroll 8
+  for (std::size_t v = 0; v < kVectors; ++v) sum[v] = _mm512_loadu_ps(sums + v * kLanes);
+  for (std::size_t b = 0; b < count; ++b) {
+    const BlockRows& block = x[b];
+    const std::uint8_t* const weights = words + b / 2 * sizeof tile.words[0] + b % 2 * 32;
+    __m512i dot[kVectors];
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v) dot[v] = _mm512_setzero_si512();
+#pragma GCC unroll 16
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      const __m512i activations = load(block.words[step]);
+#pragma GCC unroll 8
+      for (std::size_t v = 0; v < kVectors; ++v)
+        dot[v] = _mm512_dpwssd_epi32(
+            dot[v], activations,
+            broadcast_step<Features>(weights + v * Features * 128 + step_offset<Features>(step)));
+    }
+    const __m512 factor = _mm512_loadu_ps(block.factor);
+    const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(block.scale), _mm512_set1_ps(scales[b]));
+    const __m512i shift = _mm512_add_epi32(load(block.shift), _mm512_set1_epi32(3));
+    const bool exact = !wide && !block.wide;
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      std::int32_t* const correction = tile.corrections[b][v];
+      const __m512 d = exact ? rounded_dot(dot[v], load(correction), shift, factor)
+                             : rounded_dot_wide(dot[v], load(correction), factor);
+      store(correction, _mm512_setzero_si512());
+      sum[v] = _mm512_add_ps(sum[v], _mm512_mul_ps(d, scale));
+    }
+  }
+#pragma GCC unroll 8
+  for (std::size_t v = 0; v < kVectors; ++v) _mm512_storeu_ps(sums + v * kLanes, sum[v]);
+}
+
+/// The sums of a group of activation rows and the features of a tile, [kTile / Features][kLanes].
+template <std::size_t Features>
+void store_tile(const float* sums, std::size_t rows, std::size_t features, BFloat16* out,
+                std::size_t stride) {
+  for (std::size_t v = 0; v * Features < features; ++v) {
+    BFloat16 values[kLanes];
+    store_bfloat16(values, kLanes, _mm512_loadu_ps(sums + v * kLanes));
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t f = 0; f < std::min(Features, features - v * Features); ++f)
+        out[r * stride + v * Features + f] = values[r * Features + f];
+  }
+}
+
+template <std::size_t Features>
+void multiply_rows(const QuantizedRows& rows, const Fp8Matrix& w, Range range, BFloat16* out) {
+  constexpr std::size_t kSubtile = Shared<Features>::kSubtile, kRows = Shared<Features>::kRows;
+  static thread_local Activations x;
   static thread_local Tile tile;
-  static thread_local std::vector<float> sums;
-  sums.resize(std::max(sums.size(), rows.rows * kTile));
-  for (std::size_t n = range.begin; n < range.end; n += kTile) {
-    const std::size_t count = std::min(kTile, range.end - n), stride = x.groups * sizeof(Group);
-    const std::uint8_t* const first_scales = w.scales + n / kBlock * x.blocks;
-    const std::uint8_t* const last_scales = w.scales + (n + count - 1) / kBlock * x.blocks;
-    bool numbers = !holds_e8m0_nan(first_scales, x.blocks) && !holds_e8m0_nan(last_scales, x.blocks);
-    std::fill_n(sums.begin(), rows.rows * kTile, 0.0f);
+  static thread_local std::vector<float> sums;  // [groups][kTile / Features][kLanes]
+  constexpr std::size_t kSums = kTile / Features * kLanes;
+  x.set(rows, Features);
+  sums.resize(x.groups * kSums);
+  std::vector<float> scales(x.blocks);
+  for (std::size_t n = range.begin, features; n < range.end; n += features) {
+    features = std::min(range.end - n, kTile - n % kTile);
+    const std::uint8_t* const codes = w.codes + n * w.k;
+    const std::uint8_t* const scale_codes = w.scales + n / kBlock * x.blocks;
+    bool numbers = !holds_e8m0_nan(scale_codes, x.blocks);
+    for (std::size_t b = 0; b < x.blocks; ++b) scales[b] = decode_e8m0(scale_codes[b]);
+    std::fill(sums.begin(), sums.end(), 0.0f);
     for (std::size_t first = 0; first < x.blocks && numbers; first += kChunk) {
-      const std::size_t blocks = std::min(kChunk, x.blocks - first);
-      numbers = decode_tile(w, n, range.end, first, blocks, tile);
+      const std::size_t count = std::min(kChunk, x.blocks - first);
+      constexpr std::size_t kAhead = 2 * kChunk * kBlock;
+      const std::size_t ahead = first * kBlock + kAhead < w.k ? kAhead : (kTile - 1) * w.k + kAhead;
+      decode<Features>(codes + first * kBlock, w.k, features, count, ahead, tile);
+      numbers = list_remainders(codes + first * kBlock, w.k, features, tile);
       if (!numbers) break;
-      std::size_t m = 0;
-      for (; m + 4 <= rows.rows; m += 4)
-        rows_times_tile<4>(x.row(m), stride, first, blocks, tile, sums.data() + m * kTile);
-      for (; m < rows.rows; ++m)
-        rows_times_tile<1>(x.row(m), stride, first, blocks, tile, sums.data() + m * kTile);
+      for (std::size_t g = 0; g < x.groups; ++g) {
+        const BlockRows* const group = x.group(g) + first;
+        for (std::size_t f = 0; f < kTile; f += kSubtile) {
+          const std::uint8_t* const words = tile.words[0] + f * 128;
+          const bool exact = add_remainders<Features>(group, x.rests.data(), f, tile);
+          add_rests<Features>(group, x.rests.data(), first, count, words, tile);
+          multiply<Features>(group, count, words, scales.data() + first, !exact, tile,
+                             sums.data() + g * kSums + f / Features * kLanes);
+        }
+      }
     }
     if (!numbers) {
-      plain_ops().linear_fp8(rows, w, {n, n + count}, out);
+      plain_ops().linear_fp8(rows, w, {n, n + features}, out);  // NaN spreads as the definition says
       continue;
     }
-    for (std::size_t m = 0; m < rows.rows; ++m)
-      for (std::size_t f = 0; f < count; ++f) out[m * w.n + n + f] = to_bfloat16(sums[m * kTile + f]);
+    for (std::size_t g = 0; g < x.groups; ++g)
+      store_tile<Features>(sums.data() + g * kSums, std::min(kRows, rows.rows - g * kRows), features,
+                           out + g * kRows * w.n + n, w.n);
   }
 }
 
@@ -292,14 +428,17 @@ void many_rows(const QuantizedRows& rows, const Limbs& x, const Fp8Matrix& w, Ra
 
 void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out) {
   if (x.rows == 0 || range.size() == 0) return;
-  if (holds_e8m0_nan(x.scales, x.rows * (w.k / kBlock)) || holds_e4m3_nan(x.codes, x.rows * w.k)) {
-    plain_ops().linear_fp8(x, w, range, out);
-    return;
-  }
-  if (x.rows <= kFewRows) return linear_fp8_few(x, w, range, out);
-  static thread_local Limbs limbs;
-  limbs.set({x.codes, x.scales, x.rows, w.k});
-  many_rows(x, limbs, w, range, out);
+  const QuantizedRows rows{x.codes, x.scales, x.rows, w.k};
+  if (holds_e8m0_nan(x.scales, x.rows * (w.k / kBlock)) || holds_e4m3_nan(x.codes, x.rows * w.k))
+    plain_ops().linear_fp8(rows, w, range, out);
+  else if (x.rows == 1)
+    linear_fp8_few(rows, w, range, out);
+  else if (x.rows <= Shared<4>::kRows)
+    multiply_rows<4>(rows, w, range, out);
+  else if (x.rows <= Shared<2>::kRows)
+    multiply_rows<2>(rows, w, range, out);
+  else
+    multiply_rows<1>(rows, w, range, out);
 }
 
 }  // namespace dsv41::avx512

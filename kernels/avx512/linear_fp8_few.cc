@@ -17,12 +17,12 @@
 #include "kernels/avx512/target_begin.h"
 
 #include "kernels/avx512/blocks.h"
+#include "kernels/avx512/fp8_activations.h"
 #include "kernels/avx512/fp8_codes.h"
 
 namespace dsv41::avx512 {
 namespace {
 
-constexpr std::int32_t kLargestSum = 74898;     // of |h|; times 28672, the largest weight, stays below 2^31
 constexpr std::size_t kPairs = kGroup / 2;      // a vector of codes is a pair of blocks
 constexpr std::size_t kPairCodes = 2 * kBlock;  // 64
 constexpr std::size_t kGroupCodes = kGroup * kBlock;
@@ -107,25 +107,15 @@ void Row::set_pair(std::size_t pair, std::size_t count) {
   std::size_t rest_count = 0;
   for (std::size_t i = 0; i < 2; ++i) {
     const std::int32_t* const a = values.data() + (2 * pair + i) * kBlock;
-    const __m512i v[2] = {load(a), load(a + 16)};
-    const __m512i magnitudes[2] = {_mm512_abs_epi32(v[0]), _mm512_abs_epi32(v[1])};
-    const std::int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(magnitudes[0], magnitudes[1]));
-    const std::int32_t largest = _mm512_reduce_max_epi32(_mm512_max_epi32(magnitudes[0], magnitudes[1]));
-    // Rounding to nearest adds a half at most to each of the 32 magnitudes.
-    int shift = 0;
-    while (sum >> shift >= kLargestSum - 16 || largest >> shift >= 32767) ++shift;
-    const __m512i count_bits = _mm512_set1_epi32(shift);
-    const __m512i half = _mm512_set1_epi32(shift == 0 ? 0 : 1 << (shift - 1));
+    const SplitBlock block = split_block({load(a), load(a + 16)});
     for (std::size_t part = 0; part < 2; ++part) {
-      const __m512i high = _mm512_srav_epi32(_mm512_add_epi32(v[part], half), count_bits);
-      const __m512i low = _mm512_sub_epi32(v[part], _mm512_sllv_epi32(high, count_bits));
-      rest_count +=
-          static_cast<std::size_t>(std::popcount(static_cast<unsigned>(_mm512_test_epi32_mask(low, low))));
-      store_even_odd(h.values + i * 16 + part * 8, high);
-      store_even_odd(rest.values + i * 16 + part * 8, low);
+      rest_count += static_cast<std::size_t>(
+          std::popcount(static_cast<unsigned>(_mm512_test_epi32_mask(block.low[part], block.low[part]))));
+      store_even_odd(h.values + i * 16 + part * 8, block.high[part]);
+      store_even_odd(rest.values + i * 16 + part * 8, block.low[part]);
     }
     factor[2 * pair + i] =
-        std::bit_cast<double>(std::uint64_t{1023u + 3u + static_cast<unsigned>(shift)} << 52);
+        std::bit_cast<double>(std::uint64_t{1023u + 3u + static_cast<unsigned>(block.shift)} << 52);
   }
   if (rest_count > kFewRests) {
     rest_pairs.push_back(static_cast<std::uint32_t>(pair));

@@ -368,6 +368,30 @@ inline D512 fma_pd(D512 a, D512 b, D512 c) {
   for (std::size_t i = 0; i < 8; ++i) sum[i] = std::fma(x[i], y[i], sum[i]);
   return vector<D512>(sum);
 }
+inline F512 fma_ps(F512 a, F512 b, F512 c) {
+  auto sum = lanes<float>(c);
+  const auto x = lanes<float>(a), y = lanes<float>(b);
+  for (std::size_t i = 0; i < 16; ++i) sum[i] = std::fma(x[i], y[i], sum[i]);
+  return vector<F512>(sum);
+}
+inline I512 to_integer(F512 a) {
+  const auto x = lanes<float>(a);
+  std::array<i32, 16> out;
+  std::transform(x.begin(), x.end(), out.begin(),
+                 [](float value) { return static_cast<i32>(std::nearbyint(value)); });
+  return vector<I512>(out);
+}
+inline D512 widen_ps(F256 a) {
+  const auto x = lanes<float>(a);
+  std::array<double, 8> out;
+  std::copy(x.begin(), x.end(), out.begin());
+  return vector<D512>(out);
+}
+inline F256 half_ps(F512 a, std::size_t n) {
+  F256 out;
+  std::memcpy(&out, a.bytes + 32 * n, 32);
+  return out;
+}
 inline I512 permutexvar8(I512 index, I512 a) {
   const auto x = lanes<u8>(a);
   return map<I512, u8>(index, [&x](u8 i) { return x[i % 64]; });
@@ -487,6 +511,13 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define _mm512_mask_reduce_add_epi32(mask, a) _mm512_reduce_add_epi32(_mm512_maskz_mov_epi32(mask, a))
 #define _mm512_cvtepi64_epi16 ::dsv41::emulated::narrow_64_16
 #define _mm512_fmadd_pd ::dsv41::emulated::fma_pd
+#define _mm512_fmadd_ps ::dsv41::emulated::fma_ps
+#define _mm512_cvtps_epi32 ::dsv41::emulated::to_integer
+#define _mm512_cvtps_pd ::dsv41::emulated::widen_ps
+#define _mm512_castps512_ps256(a) ::dsv41::emulated::half_ps(a, 0)
+#define _mm512_extractf32x8_ps ::dsv41::emulated::half_ps
+#define _mm512_mask_add_epi32(kept, mask, a, b) \
+  _mm512_mask_blend_epi32(mask, kept, _mm512_add_epi32(a, b))
 #define _mm512_permutexvar_epi8 ::dsv41::emulated::permutexvar8
 #define _mm512_gf2p8affine_epi64_epi8(a, m, c) ::dsv41::emulated::bit_product(~std::uint64_t{0}, a, m, c)
 #define _mm512_maskz_gf2p8affine_epi64_epi8 ::dsv41::emulated::bit_product
