@@ -33,5 +33,17 @@ inline SplitBlock split_block(const __m512i (&values)[2]) {
   return block;
 }
 
+constexpr float kUnit = 0x1p-18f;  // of the products of activations and weights in units of 2^-9
+
+/// True where every block product in those units, |d| < 2^44, is scaled exactly: s_x*s_w is a power of two,
+/// and neither it nor the scaled product leaves the normal range. One fused addition is the contract's two
+/// roundings then.
+inline bool scales_exactly(__m512 scale) {
+  const __m512i bits = _mm512_castps_si512(scale);  // positive numbers and infinity are ordered by their bits
+  constexpr std::int32_t kSmallest = 27 << 23, kLargest = 207 << 23;  // 2^-100, 2^80
+  return (_mm512_cmpgt_epi32_mask(_mm512_set1_epi32(kSmallest), bits) |
+          _mm512_cmpgt_epi32_mask(bits, _mm512_set1_epi32(kLargest))) == 0;
+}
+
 }  // namespace
 }  // namespace dsv41::avx512

@@ -144,7 +144,7 @@ void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::
   alignas(64) static constexpr std::int16_t kNone[kBlock] = {};
   const std::uint8_t *high_rows[kLanes], *low_rows[kLanes];
   out = {};
-  std::fill_n(out.factor, kLanes, 0x1p-15f);
+  std::fill_n(out.scale, kLanes, 1.0f);
   bool any_low = false;
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     const std::size_t r = lane / features;
@@ -170,7 +170,7 @@ void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::
       out.shift[lane] = out.shift[lane - 1];
       out.scale[lane] = out.scale[lane - 1];
     }
-    out.factor[lane] = std::bit_cast<float>(static_cast<std::uint32_t>(127 - 15 + out.shift[lane]) << 23);
+    out.factor[lane] = std::bit_cast<float>(static_cast<std::uint32_t>(127 + 3 + out.shift[lane]) << 23);
   }
   for (std::size_t step = 0; step < kSteps; step += 4) {
     __m512i dwords[4];
@@ -233,26 +233,40 @@ DSV41_OUT_OF_LINE void decode(const std::uint8_t* codes, std::size_t k, std::siz
 }
 
 /// Lists what the decoded codes have left over. False when one of them is NaN.
-bool list_remainders(const std::uint8_t* codes, std::size_t k, std::size_t features, Tile& tile) {
+DSV41_OUT_OF_LINE bool list_remainders(const std::uint8_t* codes, std::size_t k, std::size_t features,
+                                       Tile& tile) {
+  // First the masks that name any code, without a branch: few of those would be predicted.
+  constexpr std::size_t kMasks = kTile * kPairs;
+  std::uint64_t number[kMasks + 8], mask[kMasks + 8];
+  std::size_t listed = 0;
+  for (std::size_t i = 0; i < features * kPairs; i += 8) {
+    const __m512i found = load(tile.rare[0] + i);
+    const __mmask8 which = _mm512_test_epi64_mask(found, found);
+    const __m512i numbers = _mm512_add_epi64(_mm512_set1_epi64(static_cast<std::int64_t>(i)),
+                                             _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+    store(number + listed, _mm512_maskz_compress_epi64(which, numbers));
+    store(mask + listed, _mm512_maskz_compress_epi64(which, found));
+    listed += static_cast<std::size_t>(std::popcount(which));
+  }
+  while (listed > 0 && number[listed - 1] >= features * kPairs) --listed;  // of features that are not there
   tile.remainders.clear();
-  for (std::size_t f = 0; f < kTile; ++f) {
-    tile.remainders_begin[f] = tile.remainders.size();
-    if (f >= features) continue;
-    for (std::size_t pair = 0; pair < kPairs; ++pair) {
-      for (std::uint64_t rare = tile.rare[f][pair]; rare != 0; rare &= rare - 1) {
-        const std::size_t at = pair * kPairCodes + static_cast<std::size_t>(std::countr_zero(rare));
-        const std::uint8_t code = codes[f * k + at];
-        if ((code & 0x7F) == 0x7F) return false;
-        const std::int32_t value = remainder_of(code);
-        if (value == 0) continue;
-        tile.remainders.push_back({.block = static_cast<std::uint8_t>(at / kBlock),
-                                   .step = static_cast<std::uint8_t>(step_of(at)),
-                                   .feature = static_cast<std::uint8_t>(f),
-                                   .words = at % 4 / 2 == 0 ? value & 0xFFFF : value * 65536});
-      }
+  std::size_t next_feature = 0;
+  for (std::size_t i = 0; i < listed; ++i) {
+    const std::size_t f = number[i] / kPairs, first = number[i] % kPairs * kPairCodes;
+    for (; next_feature <= f; ++next_feature) tile.remainders_begin[next_feature] = tile.remainders.size();
+    for (std::uint64_t rare = mask[i]; rare != 0; rare &= rare - 1) {
+      const std::size_t at = first + static_cast<std::size_t>(std::countr_zero(rare));
+      const std::uint8_t code = codes[f * k + at];
+      if ((code & 0x7F) == 0x7F) return false;
+      const std::int32_t value = remainder_of(code);
+      if (value == 0) continue;
+      tile.remainders.push_back({.block = static_cast<std::uint8_t>(at / kBlock),
+                                 .step = static_cast<std::uint8_t>(step_of(at)),
+                                 .feature = static_cast<std::uint8_t>(f),
+                                 .words = at % 4 / 2 == 0 ? value & 0xFFFF : value * 65536});
     }
   }
-  tile.remainders_begin[kTile] = tile.remainders.size();
+  for (; next_feature <= kTile; ++next_feature) tile.remainders_begin[next_feature] = tile.remainders.size();
   return true;
 }
 
@@ -262,7 +276,7 @@ bool list_remainders(const std::uint8_t* codes, std::size_t k, std::size_t featu
 /// sum(a r) of the subtile from feature `begin` on, to the corrections. False when one of them may be too
 /// large.
 template <std::size_t Features>
-bool add_remainders(const BlockRows* x, const Rests* rests, std::size_t begin, Tile& tile) {
+DSV41_OUT_OF_LINE bool add_remainders(const BlockRows* x, const Rests* rests, std::size_t begin, Tile& tile) {
   const Remainder* const all = tile.remainders.data();
   __m512i largest = _mm512_setzero_si512();
   for (std::size_t i = tile.remainders_begin[begin];
@@ -291,8 +305,8 @@ bool add_remainders(const BlockRows* x, const Rests* rests, std::size_t begin, T
 
 /// sum(8 l t) of `count` blocks, to the corrections.
 template <std::size_t Features>
-void add_rests(const BlockRows* x, const Rests* rests, std::size_t first, std::size_t count,
-               const std::uint8_t* words, Tile& tile) {
+DSV41_OUT_OF_LINE void add_rests(const BlockRows* x, const Rests* rests, std::size_t first, std::size_t count,
+                                 const std::uint8_t* words, Tile& tile) {
   for (std::size_t i = x[0].rests_begin; i < x[count - 1].rests_end; ++i) {
     const std::size_t block = rests[i].block - first;
     const std::uint8_t* const step =
@@ -306,24 +320,22 @@ void add_rests(const BlockRows* x, const Rests* rests, std::size_t first, std::s
   }
 }
 
-/// RN32 of 2^(s+3) * dot + correction, times 2^-18: in two fp32 values where they hold it exactly, so that
-/// their sum is rounded once.
+/// RN32 of factor * dot + correction, factor = 2^shift: two fp32 values hold it exactly, so that their sum is
+/// rounded once.
 inline __m512 rounded_dot(__m512i dot, __m512i correction, __m512i shift, __m512 factor) {
   const __m512 high = _mm512_cvtepi32_ps(dot);
   const __m512i left = _mm512_sub_epi32(dot, _mm512_cvtps_epi32(high));
   const __m512i low = _mm512_add_epi32(_mm512_sllv_epi32(left, shift), correction);
-  return _mm512_fmadd_ps(high, factor, _mm512_mul_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(0x1p-18f)));
+  return _mm512_fmadd_ps(high, factor, _mm512_cvtepi32_ps(low));
 }
-/// The same in fp64, which always holds it.
+/// The same for any corrections, in fp64.
 inline __m512 rounded_dot_wide(__m512i dot, __m512i correction, __m512 factor) {
-  const __m512d unit = _mm512_set1_pd(0x1p-18);
-  const __m512d first = _mm512_fmadd_pd(
-      _mm512_cvtepi32_pd(_mm512_castsi512_si256(dot)), _mm512_cvtps_pd(_mm512_castps512_ps256(factor)),
-      _mm512_mul_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(correction)), unit));
-  const __m512d second =
-      _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(dot, 1)),
-                      _mm512_cvtps_pd(_mm512_extractf32x8_ps(factor, 1)),
-                      _mm512_mul_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(correction, 1)), unit));
+  const __m512d first = _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(dot)),
+                                        _mm512_cvtps_pd(_mm512_castps512_ps256(factor)),
+                                        _mm512_cvtepi32_pd(_mm512_castsi512_si256(correction)));
+  const __m512d second = _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(dot, 1)),
+                                         _mm512_cvtps_pd(_mm512_extractf32x8_ps(factor, 1)),
+                                         _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(correction, 1)));
   return join_floats(first, second);
 }
 
@@ -337,30 +349,42 @@ DSV41_OUT_OF_LINE void multiply(const BlockRows* x, std::size_t count, const std
   for (std::size_t b = 0; b < count; ++b) {
     const BlockRows& block = x[b];
     const std::uint8_t* const weights = words + b / 2 * sizeof tile.words[0] + b % 2 * 32;
-    __m512i dot[kVectors];
+    __m512i dot[kVectors], other[kVectors];
 #pragma GCC unroll 8
-    for (std::size_t v = 0; v < kVectors; ++v) dot[v] = _mm512_setzero_si512();
-#pragma GCC unroll 16
-    for (std::size_t step = 0; step < kSteps; ++step) {
-      const __m512i activations = load(block.words[step]);
+    for (std::size_t v = 0; v < kVectors; ++v) dot[v] = other[v] = _mm512_setzero_si512();
 #pragma GCC unroll 8
-      for (std::size_t v = 0; v < kVectors; ++v)
-        dot[v] = _mm512_dpwssd_epi32(
-            dot[v], activations,
-            broadcast_step<Features>(weights + v * Features * 128 + step_offset<Features>(step)));
+    for (std::size_t step = 0; step < kSteps; step += 2) {
+      const __m512i first = load(block.words[step]), second = load(block.words[step + 1]);
+#pragma GCC unroll 8
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        const std::uint8_t* const from = weights + v * Features * 128;
+        dot[v] =
+            _mm512_dpwssd_epi32(dot[v], first, broadcast_step<Features>(from + step_offset<Features>(step)));
+        other[v] = _mm512_dpwssd_epi32(other[v], second,
+                                       broadcast_step<Features>(from + step_offset<Features>(step + 1)));
+      }
     }
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v) dot[v] = _mm512_add_epi32(dot[v], other[v]);
     const __m512 factor = _mm512_loadu_ps(block.factor);
     const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(block.scale), _mm512_set1_ps(scales[b]));
     const __m512i shift = _mm512_add_epi32(load(block.shift), _mm512_set1_epi32(3));
-    const bool exact = !wide && !block.wide;
+    if (!wide && !block.wide && scales_exactly(scale)) {
+      const __m512 unit_scale = _mm512_mul_ps(scale, _mm512_set1_ps(kUnit));
 #pragma GCC unroll 8
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      std::int32_t* const correction = tile.corrections[b][v];
-      const __m512 d = exact ? rounded_dot(dot[v], load(correction), shift, factor)
-                             : rounded_dot_wide(dot[v], load(correction), factor);
-      store(correction, _mm512_setzero_si512());
-      sum[v] = _mm512_add_ps(sum[v], _mm512_mul_ps(d, scale));
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        const __m512 d = rounded_dot(dot[v], load(tile.corrections[b][v]), shift, factor);
+        sum[v] = _mm512_fmadd_ps(d, unit_scale, sum[v]);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        const __m512 d = rounded_dot_wide(dot[v], load(tile.corrections[b][v]), factor);
+        sum[v] = _mm512_add_ps(sum[v], _mm512_mul_ps(_mm512_mul_ps(d, _mm512_set1_ps(kUnit)), scale));
+      }
     }
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v) store(tile.corrections[b][v], _mm512_setzero_si512());
   }
 #pragma GCC unroll 8
   for (std::size_t v = 0; v < kVectors; ++v) _mm512_storeu_ps(sums + v * kLanes, sum[v]);

@@ -511,13 +511,13 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define _mm512_mask_reduce_add_epi32(mask, a) _mm512_reduce_add_epi32(_mm512_maskz_mov_epi32(mask, a))
 #define _mm512_cvtepi64_epi16 ::dsv41::emulated::narrow_64_16
 #define _mm512_fmadd_pd ::dsv41::emulated::fma_pd
+#define _mm512_castps_si512 ::dsv41::emulated::reinterpret<__m512i, __m512>
 #define _mm512_fmadd_ps ::dsv41::emulated::fma_ps
 #define _mm512_cvtps_epi32 ::dsv41::emulated::to_integer
 #define _mm512_cvtps_pd ::dsv41::emulated::widen_ps
 #define _mm512_castps512_ps256(a) ::dsv41::emulated::half_ps(a, 0)
 #define _mm512_extractf32x8_ps ::dsv41::emulated::half_ps
-#define _mm512_mask_add_epi32(kept, mask, a, b) \
-  _mm512_mask_blend_epi32(mask, kept, _mm512_add_epi32(a, b))
+#define _mm512_mask_add_epi32(kept, mask, a, b) _mm512_mask_blend_epi32(mask, kept, _mm512_add_epi32(a, b))
 #define _mm512_permutexvar_epi8 ::dsv41::emulated::permutexvar8
 #define _mm512_gf2p8affine_epi64_epi8(a, m, c) ::dsv41::emulated::bit_product(~std::uint64_t{0}, a, m, c)
 #define _mm512_maskz_gf2p8affine_epi64_epi8 ::dsv41::emulated::bit_product
