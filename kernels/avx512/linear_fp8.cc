@@ -195,15 +195,16 @@ void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::
 
 /// What words_of() left out of a weight.
 struct Remainder {
-  std::uint8_t block, step, feature;  // of the chunk and the tile
-  std::int32_t words;                 // the remainder in the word of its element, zero in the other
+  std::uint8_t block, step;  // of the chunk
+  std::uint8_t feature;      // of the subtile
+  std::int32_t words;        // the remainder in the word of its element, zero in the other
 };
 
 struct Tile {
   alignas(64) std::uint8_t words[kPairs][kTile * 128];  // features that share a vector are interleaved
   alignas(64) std::uint64_t rare[kTile][kPairs];        // which codes may have a remainder
-  std::vector<Remainder> remainders;                    // by feature
-  std::size_t remainders_begin[kTile + 1];
+  Remainder remainders[kTile * kChunk * kBlock];        // by subtile
+  std::size_t remainders_begin[kTile / kVectors + 1];
   alignas(64) std::int32_t corrections[kChunk][kVectors][kLanes];  // zero between uses
 };
 
@@ -233,55 +234,58 @@ DSV41_OUT_OF_LINE void decode(const std::uint8_t* codes, std::size_t k, std::siz
 }
 
 /// Lists what the decoded codes have left over. False when one of them is NaN.
+template <std::size_t Features>
 DSV41_OUT_OF_LINE bool list_remainders(const std::uint8_t* codes, std::size_t k, std::size_t features,
                                        Tile& tile) {
-  // First the masks that name any code, without a branch: few of those would be predicted.
-  constexpr std::size_t kMasks = kTile * kPairs;
-  std::uint64_t number[kMasks + 8], mask[kMasks + 8];
-  std::size_t listed = 0;
-  for (std::size_t i = 0; i < features * kPairs; i += 8) {
-    const __m512i found = load(tile.rare[0] + i);
-    const __mmask8 which = _mm512_test_epi64_mask(found, found);
-    const __m512i numbers = _mm512_add_epi64(_mm512_set1_epi64(static_cast<std::int64_t>(i)),
-                                             _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-    store(number + listed, _mm512_maskz_compress_epi64(which, numbers));
-    store(mask + listed, _mm512_maskz_compress_epi64(which, found));
-    listed += static_cast<std::size_t>(std::popcount(which));
-  }
-  while (listed > 0 && number[listed - 1] >= features * kPairs) --listed;  // of features that are not there
-  tile.remainders.clear();
-  std::size_t next_feature = 0;
-  for (std::size_t i = 0; i < listed; ++i) {
-    const std::size_t f = number[i] / kPairs, first = number[i] % kPairs * kPairCodes;
-    for (; next_feature <= f; ++next_feature) tile.remainders_begin[next_feature] = tile.remainders.size();
-    for (std::uint64_t rare = mask[i]; rare != 0; rare &= rare - 1) {
-      const std::size_t at = first + static_cast<std::size_t>(std::countr_zero(rare));
-      const std::uint8_t code = codes[f * k + at];
-      if ((code & 0x7F) == 0x7F) return false;
-      const std::int32_t value = remainder_of(code);
-      if (value == 0) continue;
-      tile.remainders.push_back({.block = static_cast<std::uint8_t>(at / kBlock),
-                                 .step = static_cast<std::uint8_t>(step_of(at)),
-                                 .feature = static_cast<std::uint8_t>(f),
-                                 .words = at % 4 / 2 == 0 ? value & 0xFFFF : value * 65536});
+  constexpr std::size_t kSubtile = Shared<Features>::kSubtile, kMasks = kSubtile * kPairs;
+  std::size_t count = 0;
+  bool numbers = true;
+  for (std::size_t subtile = 0; subtile < kTile / kSubtile; ++subtile) {
+    tile.remainders_begin[subtile] = count;
+    const std::uint64_t* const rare = tile.rare[subtile * kSubtile];
+    // First the masks that name any code, without a branch: few of those would be predicted.
+    std::uint32_t masks[kMasks + kLanes];
+    std::size_t listed = 0;
+    for (std::size_t i = 0; i < kMasks; i += kLanes) {
+      const __m512i first = load(rare + i), second = load(rare + i + 8);
+      const auto which = static_cast<__mmask16>(_mm512_test_epi64_mask(first, first) |
+                                                _mm512_test_epi64_mask(second, second) << 8);
+      store(masks + listed, _mm512_maskz_compress_epi32(
+                                which, _mm512_add_epi32(_mm512_set1_epi32(static_cast<std::int32_t>(i)),
+                                                        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10,
+                                                                          11, 12, 13, 14, 15))));
+      listed += static_cast<std::size_t>(std::popcount(which));
+    }
+    for (std::size_t i = 0; i < listed; ++i) {
+      const std::size_t f = masks[i] / kPairs, first = masks[i] % kPairs * kPairCodes;
+      const std::size_t row = std::min(subtile * kSubtile + f, features - 1);
+      for (std::uint64_t left = rare[masks[i]]; left != 0; left &= left - 1) {
+        const std::size_t at = first + static_cast<std::size_t>(std::countr_zero(left));
+        const std::uint8_t code = codes[row * k + at];
+        numbers &= (code & 0x7F) != 0x7F;
+        const std::int32_t value = remainder_of(code);
+        tile.remainders[count++] = {.block = static_cast<std::uint8_t>(at / kBlock),
+                                    .step = static_cast<std::uint8_t>(step_of(at)),
+                                    .feature = static_cast<std::uint8_t>(f),
+                                    .words = at % 4 / 2 == 0 ? value & 0xFFFF : value * 65536};
+      }
     }
   }
-  for (; next_feature <= kTile; ++next_feature) tile.remainders_begin[next_feature] = tile.remainders.size();
-  return true;
+  tile.remainders_begin[kTile / kSubtile] = count;
+  return numbers;
 }
 
 // ---- products
 // --------------------------------------------------------------------------------------------------------
 
-/// sum(a r) of the subtile from feature `begin` on, to the corrections. False when one of them may be too
+/// sum(a r) of a subtile, to the corrections. False when one of them may be too
 /// large.
 template <std::size_t Features>
-DSV41_OUT_OF_LINE bool add_remainders(const BlockRows* x, const Rests* rests, std::size_t begin, Tile& tile) {
-  const Remainder* const all = tile.remainders.data();
+DSV41_OUT_OF_LINE bool add_remainders(const BlockRows* x, const Rests* rests, std::size_t subtile,
+                                      Tile& tile) {
   __m512i largest = _mm512_setzero_si512();
-  for (std::size_t i = tile.remainders_begin[begin];
-       i < tile.remainders_begin[begin + Shared<Features>::kSubtile]; ++i) {
-    const Remainder& remainder = all[i];
+  for (std::size_t i = tile.remainders_begin[subtile]; i < tile.remainders_begin[subtile + 1]; ++i) {
+    const Remainder& remainder = tile.remainders[i];
     const BlockRows& block = x[remainder.block];
     const __m512i words = _mm512_set1_epi32(remainder.words);
     __m512i product = _mm512_sllv_epi32(
@@ -293,9 +297,9 @@ DSV41_OUT_OF_LINE bool add_remainders(const BlockRows* x, const Rests* rests, st
           product,
           _mm512_srai_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), load(rests[j].words), words), 3));
     }
-    const std::size_t feature = remainder.feature - begin;
-    const auto lanes = static_cast<__mmask16>(Shared<Features>::kLanesOfFirst << feature % Features);
-    std::int32_t* const to = tile.corrections[remainder.block][feature / Features];
+    const auto lanes =
+        static_cast<__mmask16>(Shared<Features>::kLanesOfFirst << remainder.feature % Features);
+    std::int32_t* const to = tile.corrections[remainder.block][remainder.feature / Features];
     const __m512i sum = _mm512_mask_add_epi32(load(to), lanes, load(to), product);
     largest = _mm512_max_epi32(largest, _mm512_abs_epi32(sum));
     store(to, sum);
@@ -425,13 +429,13 @@ void multiply_rows(const QuantizedRows& rows, const Fp8Matrix& w, Range range, B
       constexpr std::size_t kAhead = 2 * kChunk * kBlock;
       const std::size_t ahead = first * kBlock + kAhead < w.k ? kAhead : (kTile - 1) * w.k + kAhead;
       decode<Features>(codes + first * kBlock, w.k, features, count, ahead, tile);
-      numbers = list_remainders(codes + first * kBlock, w.k, features, tile);
+      numbers = list_remainders<Features>(codes + first * kBlock, w.k, features, tile);
       if (!numbers) break;
       for (std::size_t g = 0; g < x.groups; ++g) {
         const BlockRows* const group = x.group(g) + first;
         for (std::size_t f = 0; f < kTile; f += kSubtile) {
           const std::uint8_t* const words = tile.words[0] + f * 128;
-          const bool exact = add_remainders<Features>(group, x.rests.data(), f, tile);
+          const bool exact = add_remainders<Features>(group, x.rests.data(), f / kSubtile, tile);
           add_rests<Features>(group, x.rests.data(), first, count, words, tile);
           multiply<Features>(group, count, words, scales.data() + first, !exact, tile,
                              sums.data() + g * kSums + f / Features * kLanes);

@@ -321,10 +321,11 @@ unsigned test_mask(I512 a, I512 b) {
   for (std::size_t i = 0; i < x.size(); ++i) mask |= static_cast<unsigned>((x[i] & y[i]) != 0) << i;
   return mask;
 }
-inline I512 compress64(unsigned mask, I512 a) {
-  const auto x = lanes<u64>(a);
-  std::array<u64, 8> out{};
-  for (std::size_t i = 0, n = 0; i < 8; ++i)
+template <class T>
+I512 compress(unsigned mask, I512 a) {
+  const auto x = lanes<T>(a);
+  std::remove_const_t<decltype(x)> out{};
+  for (std::size_t i = 0, n = 0; i < x.size(); ++i)
     if ((mask >> i & 1) != 0) out[n++] = x[i];
   return vector<I512>(out);
 }
@@ -497,7 +498,8 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define _mm512_test_epi32_mask ::dsv41::emulated::test_mask<std::uint32_t>
 #define _mm512_test_epi64_mask(a, b) \
   static_cast<std::uint8_t>(::dsv41::emulated::test_mask<std::uint64_t>(a, b))
-#define _mm512_maskz_compress_epi64 ::dsv41::emulated::compress64
+#define _mm512_maskz_compress_epi64 ::dsv41::emulated::compress<std::uint64_t>
+#define _mm512_maskz_compress_epi32 ::dsv41::emulated::compress<std::uint32_t>
 #define _mm512_setr_epi64 ::dsv41::emulated::setr64
 #define _mm512_set1_epi64(x) ::dsv41::emulated::fill<__m512i, std::int64_t>(x)
 #define _mm512_set1_epi16(x) ::dsv41::emulated::fill<__m512i, std::int16_t>(x)
