@@ -13,8 +13,8 @@ namespace avx512 {
 
 void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat16* out);
 void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
-/// linear_fp8 of a few rows whose codes and scales are numbers.
-void linear_fp8_few(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
+/// linear_fp8 of one row whose codes and scales are numbers.
+void linear_fp8_one_row(const QuantizedRows& row, const Fp8Matrix& w, Range range, BFloat16* out);
 
 void linear_bf16(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Bf16Matrix& w, Range range,
                  BFloat16* out);

@@ -25,13 +25,10 @@ constexpr std::size_t kChunk = 8;           // blocks of K that are decoded toge
 constexpr std::size_t kPairs = kChunk / 2;  // 64 codes are a pair of blocks
 constexpr std::size_t kPairCodes = 2 * kBlock;
 constexpr std::size_t kSteps = kBlock / 2;  // a step multiplies two elements
-// A correction above this is not exact in fp32 together with what a dot product leaves over.
-constexpr std::int32_t kLargestCorrection = (1 << 24) - (1 << 17);
 constexpr std::int32_t kLargestRests = 36;  // sum of |l|: 8 * 36 * 28672 is half of that
 
-// ---- where the words of a pair of blocks are. Step p < 8 takes the elements 4 p, 4 p + 2 of a block, step 8
-// + p
-// ---- the elements 4 p + 1, 4 p + 3, as words_of() gives them.
+// ---- where the words of a pair of blocks are: a step takes two neighbouring elements of a block
+// ----------------------
 
 /// `Features` weight rows share a vector: lane r * Features + f is activation row r, feature f.
 template <std::size_t Features>
@@ -45,14 +42,14 @@ struct Shared {
 /// block's are 32 behind.
 template <std::size_t Features>
 constexpr std::size_t step_offset(std::size_t step) {
-  const std::size_t odd = step / 8 * Features * 64, dword = step % 8;
-  if (Features == 1) return odd + dword * 4;
-  const std::size_t part = dword / 4 * 16;
-  return Features == 2 ? odd + dword % 4 / 2 * 64 + part + dword % 2 * 8 : odd + dword % 4 * 64 + part;
+  const std::size_t begin = step / 8 * Features * 64, dword = step % 8;  // of Words::first or Words::last
+  if (Features == 1) return begin + dword * 4;
+  const std::size_t part = begin + dword / 4 * 16;
+  return Features == 2 ? part + dword % 4 / 2 * 64 + dword % 2 * 8 : part + dword % 4 * 64;
 }
 
 constexpr std::size_t step_of(std::size_t k) {
-  return k % 2 * 8 + k % kBlock / 4;
+  return place_of_word(k % kBlock) % 16 / 2 + place_of_word(k % kBlock) / 32 * 8;
 }
 
 /// The words of one step for every feature of a vector, to the lanes of every activation row.
@@ -71,25 +68,26 @@ inline __m512i broadcast_step(const std::uint8_t* words) {
 template <std::size_t Features>
 inline void store_interleaved(const Words (&w)[Features], std::uint8_t* to) {
   if constexpr (Features == 1) {
-    store(to, w[0].even);
-    store(to + 64, w[0].odd);
+    store(to, w[0].first);
+    store(to + 64, w[0].last);
   }
   if constexpr (Features == 2) {
-    store(to, _mm512_unpacklo_epi32(w[0].even, w[1].even));
-    store(to + 64, _mm512_unpackhi_epi32(w[0].even, w[1].even));
-    store(to + 128, _mm512_unpacklo_epi32(w[0].odd, w[1].odd));
-    store(to + 192, _mm512_unpackhi_epi32(w[0].odd, w[1].odd));
+    store(to, _mm512_unpacklo_epi32(w[0].first, w[1].first));
+    store(to + 64, _mm512_unpackhi_epi32(w[0].first, w[1].first));
+    store(to + 128, _mm512_unpacklo_epi32(w[0].last, w[1].last));
+    store(to + 192, _mm512_unpackhi_epi32(w[0].last, w[1].last));
   }
   if constexpr (Features == 4) {
-    for (std::size_t odd = 0; odd < 2; ++odd, to += 256) {
-      const __m512i a = odd ? w[0].odd : w[0].even, b = odd ? w[1].odd : w[1].even;
-      const __m512i c = odd ? w[2].odd : w[2].even, d = odd ? w[3].odd : w[3].even;
+    for (const bool last : {false, true}) {
+      const __m512i a = last ? w[0].last : w[0].first, b = last ? w[1].last : w[1].first;
+      const __m512i c = last ? w[2].last : w[2].first, d = last ? w[3].last : w[3].first;
       const __m512i ab0 = _mm512_unpacklo_epi32(a, b), ab1 = _mm512_unpackhi_epi32(a, b);
       const __m512i cd0 = _mm512_unpacklo_epi32(c, d), cd1 = _mm512_unpackhi_epi32(c, d);
       store(to, _mm512_unpacklo_epi64(ab0, cd0));
       store(to + 64, _mm512_unpackhi_epi64(ab0, cd0));
       store(to + 128, _mm512_unpacklo_epi64(ab1, cd1));
       store(to + 192, _mm512_unpackhi_epi64(ab1, cd1));
+      to += 256;
     }
   }
 }
@@ -156,10 +154,8 @@ void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::
     if (lane % features == 0) {
       const std::uint8_t* const codes = x.codes + row * x.k + block * kBlock;
       const SplitBlock split = split_block({integers_of(codes), integers_of(codes + 16)});
-      for (std::size_t i = 0; i < 2; ++i) {
-        store_even_odd(high[r] + i * 8, split.high[i], kSteps);
-        store_even_odd(low[r] + i * 8, _mm512_slli_epi32(split.low[i], 3), kSteps);
-      }
+      store_words(high[r], split.high, kSteps);
+      store_words(low[r], {_mm512_slli_epi32(split.low[0], 3), _mm512_slli_epi32(split.low[1], 3)}, kSteps);
       const __m512i rest = _mm512_add_epi32(_mm512_abs_epi32(split.low[0]), _mm512_abs_epi32(split.low[1]));
       const std::int32_t sum = _mm512_reduce_add_epi32(rest);
       any_low |= sum != 0;
@@ -193,7 +189,7 @@ void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::
 // ---- weights
 // ---------------------------------------------------------------------------------------------------------
 
-/// What words_of() left out of a weight.
+/// What the words left out of a weight.
 struct Remainder {
   std::uint8_t block, step;  // of the chunk
   std::uint8_t feature;      // of the subtile
@@ -225,8 +221,9 @@ DSV41_OUT_OF_LINE void decode(const std::uint8_t* codes, std::size_t k, std::siz
         // To the second-level cache: rows often lie in the same sets of the first-level one.
         _mm_prefetch(reinterpret_cast<const char*>(from + ahead), _MM_HINT_T1);
         const __m512i loaded = load_part(from, mask);
-        tile.rare[f + i][pair] = rare_codes(loaded) & mask;
-        words[i] = words_of(loaded);
+        const Decoded decoded = decode_codes(loaded);
+        tile.rare[f + i][pair] = decoded.rare & mask;
+        words[i] = decoded.words;
       }
       store_interleaved<Features>(words, tile.words[pair] + f * 128);
     }
@@ -243,19 +240,8 @@ DSV41_OUT_OF_LINE bool list_remainders(const std::uint8_t* codes, std::size_t k,
   for (std::size_t subtile = 0; subtile < kTile / kSubtile; ++subtile) {
     tile.remainders_begin[subtile] = count;
     const std::uint64_t* const rare = tile.rare[subtile * kSubtile];
-    // First the masks that name any code, without a branch: few of those would be predicted.
-    std::uint32_t masks[kMasks + kLanes];
-    std::size_t listed = 0;
-    for (std::size_t i = 0; i < kMasks; i += kLanes) {
-      const __m512i first = load(rare + i), second = load(rare + i + 8);
-      const auto which = static_cast<__mmask16>(_mm512_test_epi64_mask(first, first) |
-                                                _mm512_test_epi64_mask(second, second) << 8);
-      store(masks + listed, _mm512_maskz_compress_epi32(
-                                which, _mm512_add_epi32(_mm512_set1_epi32(static_cast<std::int32_t>(i)),
-                                                        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10,
-                                                                          11, 12, 13, 14, 15))));
-      listed += static_cast<std::size_t>(std::popcount(which));
-    }
+    std::uint32_t masks[kMasks + 16];
+    const std::size_t listed = list_masks(rare, kMasks, masks);
     for (std::size_t i = 0; i < listed; ++i) {
       const std::size_t f = masks[i] / kPairs, first = masks[i] % kPairs * kPairCodes;
       const std::size_t row = std::min(subtile * kSubtile + f, features - 1);
@@ -263,11 +249,11 @@ DSV41_OUT_OF_LINE bool list_remainders(const std::uint8_t* codes, std::size_t k,
         const std::size_t at = first + static_cast<std::size_t>(std::countr_zero(left));
         const std::uint8_t code = codes[row * k + at];
         numbers &= (code & 0x7F) != 0x7F;
-        const std::int32_t value = remainder_of(code);
+        const std::int32_t value = kRemainders[code];
         tile.remainders[count++] = {.block = static_cast<std::uint8_t>(at / kBlock),
                                     .step = static_cast<std::uint8_t>(step_of(at)),
                                     .feature = static_cast<std::uint8_t>(f),
-                                    .words = at % 4 / 2 == 0 ? value & 0xFFFF : value * 65536};
+                                    .words = at % 2 == 0 ? value & 0xFFFF : value * 65536};
       }
     }
   }
@@ -322,25 +308,6 @@ DSV41_OUT_OF_LINE void add_rests(const BlockRows* x, const Rests* rests, std::si
       store(to, _mm512_dpwssd_epi32(load(to), broadcast_step<Features>(step + v * Features * 128), rest));
     }
   }
-}
-
-/// RN32 of factor * dot + correction, factor = 2^shift: two fp32 values hold it exactly, so that their sum is
-/// rounded once.
-inline __m512 rounded_dot(__m512i dot, __m512i correction, __m512i shift, __m512 factor) {
-  const __m512 high = _mm512_cvtepi32_ps(dot);
-  const __m512i left = _mm512_sub_epi32(dot, _mm512_cvtps_epi32(high));
-  const __m512i low = _mm512_add_epi32(_mm512_sllv_epi32(left, shift), correction);
-  return _mm512_fmadd_ps(high, factor, _mm512_cvtepi32_ps(low));
-}
-/// The same for any corrections, in fp64.
-inline __m512 rounded_dot_wide(__m512i dot, __m512i correction, __m512 factor) {
-  const __m512d first = _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(dot)),
-                                        _mm512_cvtps_pd(_mm512_castps512_ps256(factor)),
-                                        _mm512_cvtepi32_pd(_mm512_castsi512_si256(correction)));
-  const __m512d second = _mm512_fmadd_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(dot, 1)),
-                                         _mm512_cvtps_pd(_mm512_extractf32x8_ps(factor, 1)),
-                                         _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(correction, 1)));
-  return join_floats(first, second);
 }
 
 /// `count` blocks of a group of activation rows times a subtile's words; sums [kVectors][kLanes].
@@ -460,7 +427,7 @@ void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat1
   if (holds_e8m0_nan(x.scales, x.rows * (w.k / kBlock)) || holds_e4m3_nan(x.codes, x.rows * w.k))
     plain_ops().linear_fp8(rows, w, range, out);
   else if (x.rows == 1)
-    linear_fp8_few(rows, w, range, out);
+    linear_fp8_one_row(rows, w, range, out);
   else if (x.rows <= Shared<4>::kRows)
     multiply_rows<4>(rows, w, range, out);
   else if (x.rows <= Shared<2>::kRows)
