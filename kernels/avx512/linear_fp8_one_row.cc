@@ -22,7 +22,10 @@ namespace {
 constexpr std::size_t kPairs = kGroup / 2;      // a vector of codes is a pair of blocks
 constexpr std::size_t kPairCodes = 2 * kBlock;  // 64
 constexpr std::size_t kGroupCodes = kGroup * kBlock;
-constexpr std::size_t kFewRests = 5;  // of a pair: more are summed as a second word
+// Memory must not rest while a tile is added up: weights are fetched ahead in proportion to time, this part
+// of them while they are read, the others, a line for each block, meanwhile.
+constexpr std::size_t kFetchedLines = 7;  // of eight
+constexpr std::size_t kFewRests = 5;      // of a pair: more are summed as a second word
 
 /// 64 words in the order of Words.
 struct alignas(64) PairWords {
@@ -166,7 +169,7 @@ inline void add_up_group(const GroupSums& sums, std::int32_t* dots) {
 
 /// `blocks` blocks of weights, which are one weight row or two.
 DSV41_OUT_OF_LINE void row_dots(const Row& x, const std::uint8_t* codes, std::size_t blocks,
-                                std::int32_t* dots, std::uint64_t* rare) {
+                                std::int32_t* dots, std::uint64_t* rare, const std::uint8_t* ahead) {
   const std::size_t whole = blocks / kGroup, rest = blocks % kGroup;
   const PairWords* words = x.words.data();
   GroupSums sums;
@@ -174,12 +177,13 @@ DSV41_OUT_OF_LINE void row_dots(const Row& x, const std::uint8_t* codes, std::si
   // products.
   for (std::size_t g = 0; g < whole; ++g, words += kPairs, codes += kGroupCodes, rare += kPairs) {
     if (g > 0) add_up_group(sums, dots + (g - 1) * kGroup);
-    prefetch_bytes(codes + kPrefetch, kGroupCodes);
+    prefetch_bytes(ahead, kFetchedLines * 64);
+    ahead += kFetchedLines * 64;
     multiply_group(words, codes, sums, rare);
   }
   if (whole > 0) add_up_group(sums, dots + (whole - 1) * kGroup);
   if (rest == 0) return;
-  prefetch_bytes(codes + kPrefetch, rest * kBlock);
+  prefetch_bytes(ahead, rest * kBlock / 8 * kFetchedLines);
   multiply_last(words, codes, rest, sums, rare);
   add_up_group(sums, dots + whole * kGroup);
 }
@@ -217,6 +221,11 @@ bool add_remainders(const Row& x, const std::uint8_t* codes, std::size_t rows, T
   return numbers;
 }
 
+/// From a tile to what is fetched ahead when it is begun.
+inline std::size_t first_ahead(const Row& x) {
+  return kPrefetch + x.blocks * (8 - kFetchedLines) * 64;
+}
+
 /// Reads `count` <= kLanes weight rows. False when a weight is NaN.
 bool read_tile(const Row& x, const std::uint8_t* codes, std::size_t count, Tile& tile) {
   const std::size_t pairs = x.groups * kPairs;
@@ -224,7 +233,8 @@ bool read_tile(const Row& x, const std::uint8_t* codes, std::size_t count, Tile&
     const std::uint8_t* const row = codes + r * x.blocks * kBlock;
     const std::size_t blocks = std::min(x.copies, count - r) * x.blocks;
     std::uint64_t* const rare = tile.rare.data() + r / x.copies * pairs;
-    row_dots(x, row, blocks, tile.dots.data() + r * x.distance(), rare);
+    row_dots(x, row, blocks, tile.dots.data() + r * x.distance(), rare,
+             codes + first_ahead(x) + r * x.blocks * (kBlock / 8) * kFetchedLines);
     std::fill(rare + ceil_div(blocks, kGroup) * kPairs, rare + pairs, 0);
     add_rests(x, row, blocks, tile.corrections.data() + r);
   }
@@ -236,7 +246,7 @@ bool read_tile(const Row& x, const std::uint8_t* codes, std::size_t count, Tile&
 /// the magnitudes of the corrections in.
 template <bool Fast>
 DSV41_OUT_OF_LINE __m512 add_blocks(const Row& x, const Tile& tile, const float* scale, std::size_t count,
-                                    __m512i& largest) {
+                                    const std::uint8_t* ahead, __m512i& largest) {
   const std::uint8_t* rows[kLanes];  // lanes beyond the tile repeat its last row
   for (std::size_t r = 0; r < kLanes; ++r)
     rows[r] = reinterpret_cast<const std::uint8_t*>(tile.dots.data() + std::min(r, count - 1) * x.distance());
@@ -244,6 +254,7 @@ DSV41_OUT_OF_LINE __m512 add_blocks(const Row& x, const Tile& tile, const float*
   __m512i dots[4];
   for (std::size_t first = 0; first < x.blocks; first += 4) {
     transpose_dwords(rows, first * sizeof(std::int32_t), dots);
+    prefetch_bytes(ahead + first * (8 - kFetchedLines) * 64, 4 * (8 - kFetchedLines) * 64);
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < 4; ++i) {
       const std::size_t b = first + i;
@@ -294,9 +305,11 @@ void linear_fp8_one_row(const QuantizedRows& row, const Fp8Matrix& w, Range rang
     } else {
       __m512 sums;
       __m512i largest = _mm512_setzero_si512();
-      if (exact) sums = add_blocks<true>(x, tile, unit_scale.data(), count, largest);
+      const std::uint8_t* const ahead =
+          w.codes + n * w.k + first_ahead(x) + count * (w.k / 8) * kFetchedLines;
+      if (exact) sums = add_blocks<true>(x, tile, unit_scale.data(), count, ahead, largest);
       if (!exact || _mm512_reduce_max_epi32(largest) > kLargestCorrection)
-        sums = add_blocks<false>(x, tile, scale.data(), count, largest);
+        sums = add_blocks<false>(x, tile, scale.data(), count, ahead, largest);
       store_bfloat16(out + n, count, sums);
     }
     std::fill_n(tile.corrections.begin(), x.blocks * kLanes, 0);
