@@ -4,8 +4,6 @@
 // target_end.h only.
 #pragma once
 
-#include <bit>
-
 #include "kernels/avx512/blocks.h"
 
 namespace dsv41::avx512 {
@@ -70,15 +68,11 @@ constexpr float kUnit = 0x1p-18f;  // of the products of activations and weights
 /// True where every block product in those units, |d| < 2^44, is scaled exactly: s_x*s_w is a power of two,
 /// and neither it nor the scaled product leaves the normal range. One fused addition is the contract's two
 /// roundings then.
-constexpr std::int32_t kSmallestScale = 27 << 23, kLargestScale = 207 << 23;  // bits of 2^-100, 2^80
-inline bool scales_exactly(float scale) {
-  const auto bits = std::bit_cast<std::int32_t>(scale);  // not negative, and so ordered as numbers are
-  return bits >= kSmallestScale && bits <= kLargestScale;
-}
-inline bool scales_exactly(__m512 scales) {
-  const __m512i bits = _mm512_castps_si512(scales);
-  return (_mm512_cmpgt_epi32_mask(_mm512_set1_epi32(kSmallestScale), bits) |
-          _mm512_cmpgt_epi32_mask(bits, _mm512_set1_epi32(kLargestScale))) == 0;
+inline bool scales_exactly(__m512 scales, __mmask16 lanes = 0xFFFF) {
+  constexpr std::int32_t kSmallest = 27 << 23, kLargest = 207 << 23;  // 2^-100, 2^80
+  const __m512i bits = _mm512_castps_si512(scales);                   // not negative: ordered as numbers are
+  return (lanes & (_mm512_cmpgt_epi32_mask(_mm512_set1_epi32(kSmallest), bits) |
+                   _mm512_cmpgt_epi32_mask(bits, _mm512_set1_epi32(kLargest)))) == 0;
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ constexpr std::size_t place_of_word(std::size_t k) {
 
 struct Decoded {
   Words words;
-  std::uint64_t rare;  // codes that the words may not give exactly (E < 4, zero among them), or that are NaN
+  __m512i order;  // a byte for each code, see rare_codes
 };
 
 #if defined(DSV41_AVX512_VBMI)
@@ -49,7 +49,6 @@ inline Decoded decode_codes(__m512i codes) {
   const __m512i mantissas = _mm512_permutexvar_epi8(order, _mm512_broadcast_i32x4(load16(kMantissas)));
   const __m512i shifts =
       _mm512_gf2p8affine_epi64_epi8(codes, _mm512_set1_epi64(bit_matrix({8, 16, 32, 64, 0, 0, 0, 0})), 15);
-  const std::uint64_t rare = _mm512_cmple_epu8_mask(order, _mm512_set1_epi8(65));
 #else
   alignas(16) static constexpr std::int8_t kMantissas[16] = {64,  72,  80,  88,  96,  104,  112,  120,
                                                              -64, -72, -80, -88, -96, -104, -112, -120};
@@ -59,13 +58,22 @@ inline Decoded decode_codes(__m512i codes) {
   const __m512i mantissas =
       _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load16(kMantissas)), sign_and_fraction);
   const __m512i shifts = _mm512_andnot_si512(_mm512_srli_epi16(codes, 3), _mm512_set1_epi8(15));
-  const __m512i twice = _mm512_add_epi8(_mm512_add_epi8(codes, codes), _mm512_set1_epi8(2));  // NaN 0, zero 2
-  const std::uint64_t rare = _mm512_cmple_epu8_mask(twice, _mm512_set1_epi8(64));
+  const __m512i order = _mm512_add_epi8(_mm512_add_epi8(codes, codes), _mm512_set1_epi8(2));  // NaN 0, zero 2
 #endif
   const __m512i zero = _mm512_setzero_si512();
   return {{_mm512_srav_epi16(_mm512_unpacklo_epi8(zero, mantissas), _mm512_unpacklo_epi8(shifts, zero)),
            _mm512_srav_epi16(_mm512_unpackhi_epi8(zero, mantissas), _mm512_unpackhi_epi8(shifts, zero))},
-          rare};
+          order};
+}
+
+/// The codes that the words may not give exactly (E < 4, zero among them), or that are NaN. Of several
+/// vectors the smaller bytes say where at least one has such a code.
+inline std::uint64_t rare_codes(__m512i order) {
+#if defined(DSV41_AVX512_VBMI)
+  return _mm512_cmple_epu8_mask(order, _mm512_set1_epi8(65));
+#else
+  return _mm512_cmple_epu8_mask(order, _mm512_set1_epi8(64));
+#endif
 }
 
 /// A code as its word gives it, in units of 2^-9.

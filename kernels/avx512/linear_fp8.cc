@@ -222,7 +222,7 @@ DSV41_OUT_OF_LINE void decode(const std::uint8_t* codes, std::size_t k, std::siz
         _mm_prefetch(reinterpret_cast<const char*>(from + ahead), _MM_HINT_T1);
         const __m512i loaded = load_part(from, mask);
         const Decoded decoded = decode_codes(loaded);
-        tile.rare[f + i][pair] = decoded.rare & mask;
+        tile.rare[f + i][pair] = rare_codes(decoded.order) & mask;
         words[i] = decoded.words;
       }
       store_interleaved<Features>(words, tile.words[pair] + f * 128);

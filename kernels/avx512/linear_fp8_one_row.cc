@@ -22,6 +22,7 @@ namespace {
 constexpr std::size_t kPairs = kGroup / 2;      // a vector of codes is a pair of blocks
 constexpr std::size_t kPairCodes = 2 * kBlock;  // 64
 constexpr std::size_t kGroupCodes = kGroup * kBlock;
+constexpr std::size_t kQuads = kGroup / 4;  // four blocks share a mask of rare codes
 // Memory must not rest while a tile is added up: weights are fetched ahead in proportion to time, this part
 // of them while they are read, the others, a line for each block, meanwhile.
 constexpr std::size_t kFetchedLines = 7;  // of eight
@@ -45,7 +46,7 @@ struct Row {
   std::vector<PairWords> words;           // [groups * kPairs]: h
   std::vector<std::int32_t> values;       // [copies * K]: a
   std::vector<std::int32_t> shift;        // [groups * kGroup]: s + 3
-  std::vector<float> scale;               // [blocks]: s_x
+  std::vector<float> scale;               // [blocks, to whole vectors]: s_x
   std::vector<std::uint32_t> places;      // [groups * kGroup]: of a block in Tile::corrections
   std::vector<Rest> rests;                // of pairs that have few
   std::vector<std::uint32_t> rest_pairs;  // the others
@@ -66,7 +67,7 @@ void Row::set(const QuantizedRows& x) {
   words.resize(groups * kPairs);
   values.resize(groups * kGroupCodes);
   shift.assign(groups * kGroup, 3);
-  scale.resize(blocks);
+  scale.resize(ceil_div(blocks, kLanes) * kLanes);
   places.resize(groups * kGroup);
   rests.clear(), rest_pairs.clear(), rest_words.clear();
   for (std::size_t i = 0; i < x.k; i += 16) store(values.data() + i, integers_of(x.codes + i));
@@ -111,16 +112,16 @@ void Row::set_pair(std::size_t pair, std::size_t count) {
 struct Tile {
   std::vector<std::int32_t> dots;         // [kLanes][distance between rows]: sum(h t)
   std::vector<std::int32_t> corrections;  // [blocks][kLanes]; zero between uses
-  std::vector<std::uint64_t> rare;        // [weight rows, as they are read][groups * kPairs]
+  std::vector<std::uint64_t> rare;        // [weight rows, as they are read][groups * kQuads]
   std::vector<std::uint32_t> listed;      // indices of the masks that name any code
 
   void reserve(const Row& x) {
-    const std::size_t pairs = kLanes * x.groups * kPairs;
-    if (rare.size() >= pairs + kLanes) return;
+    const std::size_t quads = kLanes * x.groups * kQuads;
+    if (rare.size() >= quads + kLanes) return;
     dots.resize((kLanes + 1) * x.groups * kGroup);
     corrections.resize(kLanes * x.groups * kGroup);
-    rare.resize(pairs + kLanes);
-    listed.resize(pairs + kLanes);
+    rare.resize(quads + kLanes);
+    listed.resize(quads + kLanes);
   }
 };
 
@@ -138,22 +139,25 @@ struct GroupSums {
 /// A whole group.
 inline void multiply_group(const PairWords* x, const std::uint8_t* codes, GroupSums& sums,
                            std::uint64_t* rare) {
-#pragma GCC unroll 8
-  for (std::size_t p = 0; p < kPairs; ++p) {
-    const Decoded decoded = decode_codes(load(codes + p * kPairCodes));
-    rare[p] = decoded.rare;
-    sums.pairs[p] = dot(decoded.words, x[p]);
+#pragma GCC unroll 4
+  for (std::size_t p = 0; p < kPairs; p += 2) {
+    const Decoded a = decode_codes(load(codes + p * kPairCodes));
+    const Decoded b = decode_codes(load(codes + (p + 1) * kPairCodes));
+    rare[p / 2] = rare_codes(_mm512_min_epu8(a.order, b.order));
+    sums.pairs[p] = dot(a.words, x[p]);
+    sums.pairs[p + 1] = dot(b.words, x[p + 1]);
   }
 }
 
 /// The last group, of which only some blocks are part of the row.
 inline void multiply_last(const PairWords* x, const std::uint8_t* codes, std::size_t blocks, GroupSums& sums,
                           std::uint64_t* rare) {
+  std::fill_n(rare, kQuads, 0);
 #pragma GCC unroll 8
   for (std::size_t p = 0; p < kPairs; ++p) {
     const std::uint64_t mask = first_bytes(blocks * kBlock - std::min(blocks * kBlock, p * kPairCodes));
     const Decoded decoded = decode_codes(load_part(codes + p * kPairCodes, mask));
-    rare[p] = decoded.rare & mask;
+    rare[p / 2] |= rare_codes(decoded.order) & mask;
     sums.pairs[p] = dot(decoded.words, x[p]);
   }
 }
@@ -175,7 +179,7 @@ DSV41_OUT_OF_LINE void row_dots(const Row& x, const std::uint8_t* codes, std::si
   GroupSums sums;
   // A group is added up while the next one is multiplied: one after the other would wait for the last
   // products.
-  for (std::size_t g = 0; g < whole; ++g, words += kPairs, codes += kGroupCodes, rare += kPairs) {
+  for (std::size_t g = 0; g < whole; ++g, words += kPairs, codes += kGroupCodes, rare += kQuads) {
     if (g > 0) add_up_group(sums, dots + (g - 1) * kGroup);
     prefetch_bytes(ahead, kFetchedLines * 64);
     ahead += kFetchedLines * 64;
@@ -203,19 +207,25 @@ void add_rests(const Row& x, const std::uint8_t* codes, std::size_t blocks, std:
   }
 }
 
-/// sum(a r) of the tile's rare codes. False when one is NaN.
-bool add_remainders(const Row& x, const std::uint8_t* codes, std::size_t rows, Tile& tile) {
-  const std::size_t pairs = x.groups * kPairs, row_codes = x.copies * x.blocks * kBlock;
-  const std::uint64_t reciprocal = (std::uint64_t{1} << 40) / pairs + 1;  // divides less than 2^20 exactly
-  const std::size_t listed = list_masks(tile.rare.data(), rows * pairs, tile.listed.data());
+/// sum(a r) of the rare codes of `count` weight rows. False when one is NaN.
+bool add_remainders(const Row& x, const std::uint8_t* codes, std::size_t count, Tile& tile) {
+  const std::size_t quads = x.groups * kQuads, row_codes = x.copies * x.blocks * kBlock;
+  const std::size_t all_codes = count * x.blocks * kBlock;
+  const std::uint64_t reciprocal = (std::uint64_t{1} << 40) / quads + 1;  // divides less than 2^20 exactly
+  const std::size_t listed =
+      list_masks(tile.rare.data(), ceil_div(count, x.copies) * quads, tile.listed.data());
   bool numbers = true;
   for (std::size_t i = 0; i < listed; ++i) {
-    const std::size_t index = tile.listed[i], row = index * reciprocal >> 40, pair = index - row * pairs;
+    const std::size_t index = tile.listed[i], row = index * reciprocal >> 40;
+    const std::size_t first = (index - row * quads) * 2 * kPairCodes;
     for (std::uint64_t rare = tile.rare[index]; rare != 0; rare &= rare - 1) {
-      const std::size_t k = pair * kPairCodes + static_cast<std::size_t>(std::countr_zero(rare));
-      const std::uint8_t code = codes[row * row_codes + k];
-      numbers &= (code & 0x7F) != 0x7F;
-      tile.corrections[x.places[k / kBlock] + row * x.copies] += x.values[k] * kRemainders[code];
+      // In one pair of blocks or in both; what is not rare has no remainder.
+      std::size_t k = first + static_cast<std::size_t>(std::countr_zero(rare));
+      for (std::size_t pair = 0; pair < 2 && row * row_codes + k < all_codes; ++pair, k += kPairCodes) {
+        const std::uint8_t code = codes[row * row_codes + k];
+        numbers &= (code & 0x7F) != 0x7F;
+        tile.corrections[x.places[k / kBlock] + row * x.copies] += x.values[k] * kRemainders[code];
+      }
     }
   }
   return numbers;
@@ -228,17 +238,17 @@ inline std::size_t first_ahead(const Row& x) {
 
 /// Reads `count` <= kLanes weight rows. False when a weight is NaN.
 bool read_tile(const Row& x, const std::uint8_t* codes, std::size_t count, Tile& tile) {
-  const std::size_t pairs = x.groups * kPairs;
+  const std::size_t quads = x.groups * kQuads;
   for (std::size_t r = 0; r < count; r += x.copies) {
     const std::uint8_t* const row = codes + r * x.blocks * kBlock;
     const std::size_t blocks = std::min(x.copies, count - r) * x.blocks;
-    std::uint64_t* const rare = tile.rare.data() + r / x.copies * pairs;
+    std::uint64_t* const rare = tile.rare.data() + r / x.copies * quads;
     row_dots(x, row, blocks, tile.dots.data() + r * x.distance(), rare,
              codes + first_ahead(x) + r * x.blocks * (kBlock / 8) * kFetchedLines);
-    std::fill(rare + ceil_div(blocks, kGroup) * kPairs, rare + pairs, 0);
+    std::fill(rare + ceil_div(blocks, kGroup) * kQuads, rare + quads, 0);
     add_rests(x, row, blocks, tile.corrections.data() + r);
   }
-  return add_remainders(x, codes, ceil_div(count, x.copies), tile);
+  return add_remainders(x, codes, count, tile);
 }
 
 /// The features of a tile, one in each lane: their scaled block products, added in ascending order. scale:
@@ -275,41 +285,51 @@ DSV41_OUT_OF_LINE __m512 add_blocks(const Row& x, const Tile& tile, const float*
   return sum;
 }
 
+/// The scales of sixteen or thirty-two features that share them.
+struct Scales {
+  std::vector<float> product, unit_product;  // [blocks]: s_x * s_w, and that times kUnit
+  bool numbers = true, exact = true;         // no code is NaN; scales_exactly() of all
+
+  void set(const Row& x, const std::uint8_t* codes) {
+    product.resize(x.scale.size()), unit_product.resize(x.scale.size());
+    numbers = exact = true;
+    for (std::size_t b = 0; b < x.blocks; b += kLanes) {
+      const auto lanes = static_cast<__mmask16>(first_bytes(std::min(kLanes, x.blocks - b)));
+      const __m128i part = _mm_maskz_loadu_epi8(lanes, codes + b);
+      const __m512 scales = _mm512_mul_ps(_mm512_loadu_ps(x.scale.data() + b), scales_of(part));
+      numbers &= _mm512_cmpgt_epi32_mask(_mm512_cvtepu8_epi32(part), _mm512_set1_epi32(254)) == 0;
+      exact &= scales_exactly(scales, lanes);
+      _mm512_storeu_ps(product.data() + b, scales);
+      _mm512_storeu_ps(unit_product.data() + b, _mm512_mul_ps(scales, _mm512_set1_ps(kUnit)));
+    }
+  }
+};
+
 }  // namespace
 
 void linear_fp8_one_row(const QuantizedRows& row, const Fp8Matrix& w, Range range, BFloat16* out) {
   static thread_local Row x;
   static thread_local Tile tile;
-  static thread_local std::vector<float> scale, unit_scale;  // [blocks]: s_x * s_w, and that times kUnit
+  static thread_local Scales scales;
   x.set(row);
   tile.reserve(x);
-  scale.resize(x.blocks);
-  unit_scale.resize(x.blocks);
   std::size_t scale_row = ~std::size_t{0};
-  bool numbers = true, exact = true;
   for (std::size_t n = range.begin, count; n < range.end; n += count) {
     count = std::min({kLanes, range.end - n, kBlock - n % kBlock});  // features that share their scales
     if (scale_row != n / kBlock) {
       scale_row = n / kBlock;
-      const std::uint8_t* const scales = w.scales + scale_row * x.blocks;
-      numbers = !holds_e8m0_nan(scales, x.blocks);
-      exact = true;
-      for (std::size_t b = 0; b < x.blocks; ++b) {
-        scale[b] = x.scale[b] * decode_e8m0(scales[b]);
-        unit_scale[b] = scale[b] * kUnit;
-        exact &= scales_exactly(scale[b]);
-      }
+      scales.set(x, w.scales + scale_row * x.blocks);
     }
-    if (!numbers || !read_tile(x, w.codes + n * w.k, count, tile)) {
+    const std::uint8_t* const codes = w.codes + n * w.k;
+    if (!scales.numbers || !read_tile(x, codes, count, tile)) {
       plain_ops().linear_fp8(row, w, {n, n + count}, out);  // NaN spreads as the definition says
     } else {
+      const std::uint8_t* const ahead = codes + first_ahead(x) + count * (w.k / 8) * kFetchedLines;
       __m512 sums;
       __m512i largest = _mm512_setzero_si512();
-      const std::uint8_t* const ahead =
-          w.codes + n * w.k + first_ahead(x) + count * (w.k / 8) * kFetchedLines;
-      if (exact) sums = add_blocks<true>(x, tile, unit_scale.data(), count, ahead, largest);
-      if (!exact || _mm512_reduce_max_epi32(largest) > kLargestCorrection)
-        sums = add_blocks<false>(x, tile, scale.data(), count, ahead, largest);
+      if (scales.exact) sums = add_blocks<true>(x, tile, scales.unit_product.data(), count, ahead, largest);
+      if (!scales.exact || _mm512_reduce_max_epi32(largest) > kLargestCorrection)
+        sums = add_blocks<false>(x, tile, scales.product.data(), count, ahead, largest);
       store_bfloat16(out + n, count, sums);
     }
     std::fill_n(tile.corrections.begin(), x.blocks * kLanes, 0);

@@ -127,6 +127,9 @@ inline I512 min32(I512 a, I512 b) {
 inline I512 abs32(I512 a) {
   return map<I512, i32>(a, [](i32 x) { return x < 0 ? 0u - static_cast<u32>(x) : static_cast<u32>(x); });
 }
+inline I512 min8(I512 a, I512 b) {
+  return zip<I512, u8>(a, b, [](u8 x, u8 y) { return std::min(x, y); });
+}
 inline I512 mullo16(I512 a, I512 b) {
   return zip<I512, u16>(a, b, [](u32 x, u32 y) { return x * y; });
 }
@@ -442,6 +445,7 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define _mm512_max_epi32 ::dsv41::emulated::max32
 #define _mm512_min_epi32 ::dsv41::emulated::min32
 #define _mm512_abs_epi32 ::dsv41::emulated::abs32
+#define _mm512_min_epu8 ::dsv41::emulated::min8
 #define _mm512_mullo_epi16 ::dsv41::emulated::mullo16
 #define _mm512_slli_epi32 ::dsv41::emulated::slli32
 #define _mm512_srli_epi32 ::dsv41::emulated::srli32
