@@ -231,9 +231,10 @@ bool add_remainders(const Row& x, const std::uint8_t* codes, std::size_t count, 
   return numbers;
 }
 
-/// From a tile to what is fetched ahead when it is begun.
+/// From a tile to what is fetched ahead when it is begun: kPrefetch is left of that when it has been read.
 inline std::size_t first_ahead(const Row& x) {
-  return kPrefetch + x.blocks * (8 - kFetchedLines) * 64;
+  constexpr std::size_t kShortest = 14336;
+  return std::max(kShortest, kPrefetch + x.blocks * (8 - kFetchedLines) * 64);
 }
 
 /// Reads `count` <= kLanes weight rows. False when a weight is NaN.
