@@ -25,10 +25,9 @@ constexpr std::size_t kChunk = 8;           // blocks of K that are decoded toge
 constexpr std::size_t kPairs = kChunk / 2;  // 64 codes are a pair of blocks
 constexpr std::size_t kPairCodes = 2 * kBlock;
 constexpr std::size_t kSteps = kBlock / 2;  // a step multiplies two elements
-constexpr std::int32_t kLargestRests = 36;  // sum of |l|: 8 * 36 * 28672 is half of that
+constexpr std::int32_t kLargestRests = 36;  // sum of |l|: 8 * 36 * 28672 is half of kLargestCorrection
 
-// ---- where the words of a pair of blocks are: a step takes two neighbouring elements of a block
-// ----------------------
+// ---- where the words of a pair of blocks are: a step takes two neighbouring elements of a block ----
 
 /// `Features` weight rows share a vector: lane r * Features + f is activation row r, feature f.
 template <std::size_t Features>
@@ -92,14 +91,13 @@ inline void store_interleaved(const Words (&w)[Features], std::uint8_t* to) {
   }
 }
 
-// ---- activations
-// -----------------------------------------------------------------------------------------------------
+// ---- activations ----
 
 /// A block of as many activation rows as a vector has.
 struct alignas(64) BlockRows {
   std::int16_t words[kSteps][2 * kLanes];  // h
   std::int32_t shift[kLanes];              // s
-  float factor[kLanes];                    // 2^(s-15)
+  float factor[kLanes];                    // 2^(s+3)
   float scale[kLanes];                     // s_x
   std::size_t rests_begin, rests_end;
   bool wide;  // the rests may add up to more than fp32 holds
@@ -186,8 +184,7 @@ void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::
   out.rests_end = rests.size();
 }
 
-// ---- weights
-// ---------------------------------------------------------------------------------------------------------
+// ---- weights ----
 
 /// What the words left out of a weight.
 struct Remainder {
@@ -261,8 +258,7 @@ DSV41_OUT_OF_LINE bool list_remainders(const std::uint8_t* codes, std::size_t k,
   return numbers;
 }
 
-// ---- products
-// --------------------------------------------------------------------------------------------------------
+// ---- products ----
 
 /// sum(a r) of a subtile, to the corrections. False when one of them may be too
 /// large.
