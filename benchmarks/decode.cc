@@ -1,6 +1,8 @@
 // dsv41-bench decode: whole decode steps at full geometry, by context length, number of sequences and rows,
-// beside the time that their bytes take at the read bandwidth of the same run.
+// beside the time that their bytes take at the read bandwidth of the same run. Under mpirun rank 0 is the
+// host and the others hold the experts; --threads is for each rank, and the bandwidth the host's.
 #include <cstdio>
+#include <optional>
 
 #include "benchmarks/step_runner.h"
 
@@ -54,26 +56,40 @@ Json measure(StepRunner& runner, const SyntheticModel& model, const Options& opt
 }  // namespace
 
 Json run_decode(const Options& options) {
-  SyntheticModel model(options.config, options.pool_mib << 20);
+  const ModelConfig config = read_config(options.config);
+  std::size_t most_rows = 0, most_sequences = 0;
+  std::vector<Case> cases;
+  const auto rows = options.rows.empty() ? std::vector<std::size_t>{1} : options.rows;
+  for (const std::size_t context : options.contexts)
+    for (const std::size_t sequences : options.sequences)
+      for (const std::size_t count : rows) {
+        if (context == 0 || context + count > config.max_positions())
+          throw std::invalid_argument("--contexts " + std::to_string(context) + " is outside of the model's");
+        cases.push_back({static_cast<std::uint32_t>(context), sequences, count});
+        most_rows = std::max(most_rows, sequences * count);
+        most_sequences = std::max(most_sequences, sequences);
+      }
+
+  std::unique_ptr<Communicator> communicator;
+  std::optional<ExpertRanks> ranks;
+  if (started_by_launcher()) communicator = make_mpi_communicator();
+  if (communicator && communicator->size() > 1) ranks.emplace(*communicator, config);
+  if (ranks && communicator->rank() > 0) {
+    const auto source = synthetic_experts(config, options.pool_mib << 20);
+    for (const std::size_t threads : thread_counts(options)) {
+      Compute compute(find_backend(options.backend.c_str()), threads);
+      ranks->serve(config, *source, compute, most_rows);
+    }
+    return nullptr;
+  }
+  SyntheticModel model(options.config, options.pool_mib << 20, !ranks);
   Json results = Json::array();
   for (const std::size_t threads : thread_counts(options)) {
-    std::size_t most_rows = 0, most_sequences = 0;
-    std::vector<Case> cases;
-    const auto rows = options.rows.empty() ? std::vector<std::size_t>{1} : options.rows;
-    for (const std::size_t context : options.contexts)
-      for (const std::size_t sequences : options.sequences)
-        for (const std::size_t count : rows) {
-          if (context == 0 || context + count > model.config().max_positions())
-            throw std::invalid_argument("--contexts " + std::to_string(context) +
-                                        " is outside of the model's");
-          cases.push_back({static_cast<std::uint32_t>(context), sequences, count});
-          most_rows = std::max(most_rows, sequences * count);
-          most_sequences = std::max(most_sequences, sequences);
-        }
-    StepRunner runner(model, options, threads, most_rows, most_sequences);
+    StepRunner runner(model, options, threads, most_rows, most_sequences, ranks ? &*ranks : nullptr);
     for (const Case& c : cases) {
       Json result = measure(runner, model, options, c);
       result["threads"] = threads;
+      result["expert_ranks"] = ranks ? ranks->placement.ranks() : 0;
       results.push_back(std::move(result));
     }
   }

@@ -25,7 +25,7 @@ constexpr Subcommand kSubcommands[] = {
     {"exchange", "round trips of one layer's experts, beside raw messages (mpirun -np 2)",
      dsv41::bench::run_exchange},
     {"ops", "attention, index scores, quantizers, norms, ... on one thread", dsv41::bench::run_ops},
-    {"decode", "whole decode steps of a synthetic model by context, sequences and rows",
+    {"decode", "whole decode steps of a synthetic model by context, sequences and rows (also mpirun -np N)",
      dsv41::bench::run_decode},
     {"prefill", "chunks of a long prompt, with and without skipped layer-rows", dsv41::bench::run_prefill},
     {"speculation", "cost of drafting and verifying, and the acceptance from which it pays",
@@ -55,9 +55,9 @@ int main(int argc, char** argv) try {
                                           "activation rows (default 1 2 4 8 32 128)")(
       "only", po::value(&options.only)->default_value(""), "cases whose name contains this")(
       "config", po::value(&options.config)->default_value(DSV41_RELEASED_CONFIG),
-      "config.json of the synthetic model")("pool-mib",
-                                            po::value(&options.pool_mib)->default_value(options.pool_mib),
-                                            "memory of its FP8 codes; FP4 takes as much, BF16 half of it")(
+      "config.json of the synthetic model")(
+      "pool-mib", po::value(&options.pool_mib)->default_value(options.pool_mib),
+      "memory of its FP8 codes, of a rank's FP4 codes, and twice that of BF16")(
       "contexts", po::value(&options.contexts)->multitoken(), "tokens a sequence already has (default 1024)")(
       "sequences", po::value(&options.sequences)->multitoken(), "sequences in one step (default 1)")(
       "prompts", po::value(&options.prompts)->multitoken(), "prompt lengths (default 16384)")(

@@ -1,30 +1,56 @@
 #include "benchmarks/step_runner.h"
 
+#include "runtime/expert_rank.h"
 #include "runtime/profile/profile_file.h"
 
 namespace dsv41::bench {
 
+ExpertRanks::ExpertRanks(Communicator& ranks, const ModelConfig& config)
+    : communicator(ranks),
+      placement(Placement::make("cyclic", config, static_cast<std::uint32_t>(ranks.size() - 1))) {}
+
+std::unique_ptr<Experts> ExpertRanks::experts(const ModelConfig& config, std::size_t max_rows) const {
+  auto experts = remote_experts(communicator, placement, ExpertGeometry::of(config),
+                                ExpertLimits::of(config, static_cast<std::uint32_t>(max_rows)));
+  experts->await_ready({});
+  return experts;
+}
+
+void ExpertRanks::serve(const ModelConfig& config, ExpertSource& source, Compute& compute,
+                        std::size_t max_rows) const {
+  run_expert_rank(communicator, placement, source, compute,
+                  ExpertLimits::of(config, static_cast<std::uint32_t>(max_rows)));
+}
+
 StepRunner::StepRunner(SyntheticModel& model, const Options& options, std::size_t threads,
-                       std::size_t max_rows, std::size_t sequences)
+                       std::size_t max_rows, std::size_t sequences, const ExpertRanks* ranks)
     : model_(model),
       compute_(find_backend(options.backend.c_str()), threads),
       recorder_({model.config().n_blocks(),
                  std::max(model.config().n_routed_experts, model.config().dspark_n_routed_experts),
-                 std::max(model.config().n_activated_experts, model.config().dspark_n_activated_experts), 1,
-                 static_cast<std::uint32_t>(max_rows), false}),
+                 std::max(model.config().n_activated_experts, model.config().dspark_n_activated_experts),
+                 ranks != nullptr ? ranks->placement.ranks() : 1, static_cast<std::uint32_t>(max_rows),
+                 false}),
       context_{model.config(), model.weights(), compute_, max_rows, nullptr, &recorder_},
       rows_(model.engram_rows()),
-      experts_(local_experts(model.experts(), compute_,
-                             ExpertLimits::of(model.config(), static_cast<std::uint32_t>(max_rows)))),
+      experts_(ranks != nullptr
+                   ? ranks->experts(model.config(), max_rows)
+                   : local_experts(model.experts(), compute_,
+                                   ExpertLimits::of(model.config(), static_cast<std::uint32_t>(max_rows)))),
       backbone_(std::make_unique<Backbone>(context_, model.token_map(), *experts_, *rows_)) {
   const std::size_t room = max_rows / std::max(model.config().dspark_block_size, 1u);
   if (model.weights().draft && std::min(room, sequences) > 0)
     drafter_ = std::make_unique<Drafter>(context_, *experts_, std::min(room, sequences));
 }
 
+StepRunner::~StepRunner() {
+  experts_->close(ExitCode::Ok);
+}
+
 Sequence StepRunner::sequence(std::uint32_t context) const {
   Sequence sequence(model_.config());
   model_.fill(sequence, context);
+  experts_->keep_alive();
   return sequence;
 }
 
@@ -63,8 +89,9 @@ StepCost StepRunner::since(const ProfileTotals& before, StepKind kind) const {
   cost.seconds = static_cast<double>(now.total_ns - then.total_ns) * 1e-9;
   for (std::size_t phase = 0; phase < kPhases; ++phase)
     cost.phase_s[phase] = static_cast<double>(now.phase_ns[phase] - then.phase_ns[phase]) * 1e-9;
-  cost.expert_bytes = static_cast<double>(recorder_.totals().ranks[0].bytes_read) -
-                      static_cast<double>(before.ranks[0].bytes_read);
+  for (std::size_t rank = 0; rank < before.ranks.size(); ++rank)
+    cost.expert_bytes += static_cast<double>(recorder_.totals().ranks[rank].bytes_read) -
+                         static_cast<double>(before.ranks[rank].bytes_read);
   return cost;
 }
 

@@ -1,4 +1,5 @@
-// Runs steps of a synthetic model in this process and says where their time went.
+// Runs steps of a synthetic model, its experts in this process or on other ranks, and says where their time
+// went.
 #pragma once
 
 #include <array>
@@ -9,6 +10,8 @@
 #include "benchmarks/synthetic_model.h"
 #include "runtime/backbone.h"
 #include "runtime/drafter.h"
+#include "runtime/exchange/communicator.h"
+#include "runtime/placement.h"
 #include "runtime/profile/recorder.h"
 
 namespace dsv41::bench {
@@ -17,14 +20,27 @@ namespace dsv41::bench {
 struct StepCost {
   double seconds = 0;
   std::array<double, kPhases> phase_s{};
-  double expert_bytes = 0;  // of expert matrices
+  double expert_bytes = 0;  // of expert matrices, on all ranks
+};
+
+/// Experts on ranks 1 … of a communicator; all of them use the same options.
+struct ExpertRanks {
+  Communicator& communicator;
+  Placement placement;  // cyclic
+
+  ExpertRanks(Communicator& ranks, const ModelConfig& config);
+  /// On rank 0.
+  std::unique_ptr<Experts> experts(const ModelConfig& config, std::size_t max_rows) const;
+  /// On the others: serves until the host closes its experts.
+  void serve(const ModelConfig& config, ExpertSource& source, Compute& compute, std::size_t max_rows) const;
 };
 
 class StepRunner {
  public:
-  /// model must outlive the runner.
+  /// model and ranks must outlive the runner; without ranks the experts are the model's own.
   StepRunner(SyntheticModel& model, const Options& options, std::size_t threads, std::size_t max_rows,
-             std::size_t sequences);
+             std::size_t sequences, const ExpertRanks* ranks = nullptr);
+  ~StepRunner();
 
   Compute& compute() { return compute_; }
   Backbone& backbone() { return *backbone_; }

@@ -37,8 +37,10 @@ std::size_t head_bytes(const ModelConfig& config) {
 
 class PooledExperts final : public ExpertSource {
  public:
-  PooledExperts(const ModelConfig& config, const Pool& codes, const Pool& scales)
-      : geometry_(ExpertGeometry::of(config)), codes_(codes.buffer()), scales_(scales.buffer()) {}
+  PooledExperts(const ModelConfig& config, std::size_t pool_bytes)
+      : geometry_(ExpertGeometry::of(config)),
+        codes_(pool_bytes, random_bytes(std::size_t{1} << 22, 2)),
+        scales_(pool_bytes / 16, scale_bytes(1 << 20, kFp4Scale, 5)) {}
 
   const ExpertGeometry& geometry() const override { return geometry_; }
 
@@ -59,7 +61,7 @@ class PooledExperts final : public ExpertSource {
     return buffer.data() + at % (buffer.size() - bytes) / 64 * 64;
   }
   ExpertGeometry geometry_;
-  const Buffer &codes_, &scales_;
+  Buffer codes_, scales_;
 };
 
 class PooledRows final : public EngramRows {
@@ -97,13 +99,16 @@ const std::uint8_t* Pool::take(std::size_t bytes) {
   return data;
 }
 
-SyntheticModel::SyntheticModel(const std::filesystem::path& config_file, std::size_t pool_bytes)
+std::unique_ptr<ExpertSource> synthetic_experts(const ModelConfig& config, std::size_t pool_bytes) {
+  return std::make_unique<PooledExperts>(config, pool_bytes);
+}
+
+SyntheticModel::SyntheticModel(const std::filesystem::path& config_file, std::size_t pool_bytes,
+                               bool experts_here)
     : config_(read_config(config_file)),
       fp8_(pool_bytes, gaussian_e4m3(std::size_t{1} << 22, 1)),
-      fp4_(pool_bytes, random_bytes(std::size_t{1} << 22, 2)),
       bf16_(std::max(pool_bytes / 2, head_bytes(config_)), bf16_bytes(std::size_t{1} << 21, 0.02, 3)),
-      fp8_scales_(std::max<std::size_t>(pool_bytes / 256, 1 << 20), scale_bytes(1 << 20, kFp8Scale, 4)),
-      fp4_scales_(pool_bytes / 16, scale_bytes(1 << 20, kFp4Scale, 5)) {
+      fp8_scales_(std::max<std::size_t>(pool_bytes / 256, 1 << 20), scale_bytes(1 << 20, kFp8Scale, 4)) {
   const std::size_t widest = std::size_t{config_.dim} * config_.hc_mult;
   ones_.assign(widest, to_bfloat16(1.0f));
   zeros_.assign(std::max<std::size_t>({std::size_t{config_.n_heads}, config_.n_routed_experts,
@@ -139,10 +144,8 @@ SyntheticModel::SyntheticModel(const std::filesystem::path& config_file, std::si
     draft.confidence = {confidence.values, confidence.k};
     bytes_.drafts = taken_ - bytes_.layers - bytes_.head;
   }
-  experts_ = std::make_unique<PooledExperts>(config_, fp4_, fp4_scales_);
+  if (experts_here) experts_ = synthetic_experts(config_, pool_bytes);
 }
-
-SyntheticModel::~SyntheticModel() = default;
 
 Fp8Matrix SyntheticModel::fp8(std::size_t n, std::size_t k) {
   const std::size_t scales = ceil_div(n, kBlock) * (k / kBlock);
@@ -220,7 +223,6 @@ TokenMap SyntheticModel::token_map() const {
 void SyntheticModel::fill(Sequence& sequence, std::uint32_t tokens) const {
   const std::size_t head = config_.head_dim, key = config_.index_head_dim;
   const std::uint8_t* const codes = fp8_.buffer().data();
-  const std::uint8_t* const packed = fp4_.buffer().data();
   const std::vector<std::uint8_t> scales(head / kBlock, 127 - 8), key_scales(key / kBlock, 127);
   const std::vector<std::uint8_t> group_scales(head / kGroupBlock, 0x30);  // E4M3 of 0.5
   std::mt19937_64 engine(tokens);
@@ -233,8 +235,7 @@ void SyntheticModel::fill(Sequence& sequence, std::uint32_t tokens) const {
     CompressedCache& cache = sequence.compressed(layer);
     const std::size_t groups = tokens / cache.ratio();
     for (std::size_t group = 0; group < groups; ++group)
-      cache.append(packed + offset(head / 2), group_scales.data(), packed + offset(key / 2),
-                   key_scales.data());
+      cache.append(codes + offset(head / 2), group_scales.data(), codes + offset(key / 2), key_scales.data());
   }
   for (std::uint32_t position = tokens - std::min(tokens, config_.engram_max_ngram_size); position < tokens;
        ++position)

@@ -35,15 +35,19 @@ struct HostBytes {
   double drafts = 0;  // of one draft() beyond its head: stages, main_proj, Markov head
 };
 
+/// Experts in a pool of pool_bytes of FP4 codes: the same in every process that asks for the same.
+std::unique_ptr<ExpertSource> synthetic_experts(const ModelConfig& config, std::size_t pool_bytes);
+
 class SyntheticModel {
  public:
-  /// pool_bytes: of FP8 codes, and as much again of FP4 and half of it of BF16 (at least the head).
-  SyntheticModel(const std::filesystem::path& config_file, std::size_t pool_bytes);
-  ~SyntheticModel();
+  /// pool_bytes: of FP8 codes, and as much again of FP4 where the experts are here, and half of it of BF16
+  /// (at least the head).
+  SyntheticModel(const std::filesystem::path& config_file, std::size_t pool_bytes, bool experts_here = true);
 
   const ModelConfig& config() const { return config_; }
   const ModelWeights& weights() const { return weights_; }
   const HostBytes& host_bytes() const { return bytes_; }
+  /// Only where they are here.
   ExpertSource& experts() { return *experts_; }
   std::unique_ptr<EngramRows> engram_rows() const;
   TokenMap token_map() const;
@@ -61,8 +65,7 @@ class SyntheticModel {
   BlockWeights block(std::uint32_t index);
 
   ModelConfig config_;
-  Pool fp8_, fp4_, bf16_;
-  Pool fp8_scales_, fp4_scales_;
+  Pool fp8_, bf16_, fp8_scales_;
   std::vector<BFloat16> ones_;
   std::vector<float> zeros_, mixes_;
   double taken_ = 0;  // bytes of all tensors so far
