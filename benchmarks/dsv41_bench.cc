@@ -57,7 +57,7 @@ int main(int argc, char** argv) try {
       "config", po::value(&options.config)->default_value(DSV41_RELEASED_CONFIG),
       "config.json of the synthetic model")(
       "pool-mib", po::value(&options.pool_mib)->default_value(options.pool_mib),
-      "memory of its FP8 codes, of a rank's FP4 codes, and twice that of BF16")(
+      "memory of its FP8 codes; its experts take as much, BF16 half of it")(
       "contexts", po::value(&options.contexts)->multitoken(), "tokens a sequence already has (default 1024)")(
       "sequences", po::value(&options.sequences)->multitoken(), "sequences in one step (default 1)")(
       "prompts", po::value(&options.prompts)->multitoken(), "prompt lengths (default 16384)")(
