@@ -3,6 +3,7 @@
 #include "kernels/compute.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace dsv41 {
@@ -18,14 +19,24 @@ std::size_t row_grain(std::size_t k) {
   return std::max<std::size_t>(1, kSerialElements / 4 / std::max<std::size_t>(k, 1));
 }
 
-/// How many features to give one thread at a time. Every range prepares the activations anew, which for many
-/// rows costs as much as some tens of features: ranges are long then, a few for every thread.
+/// How many features to give one thread at a time where every range prepares the activations anew, which for
+/// many rows costs as much as some tens of features: ranges are long then, a few for every thread.
 std::size_t feature_grain(std::size_t features, std::size_t rows, std::size_t threads) {
   constexpr std::size_t kManyRows = 4, kLongRange = 512;
   if (rows < kManyRows) return kFeatureGrain;
   const std::size_t ranges =
       std::clamp(features / kLongRange / threads, std::size_t{1}, std::size_t{4}) * threads;
   return ceil_div(ceil_div(features, ranges), kFeatureGrain) * kFeatureGrain;
+}
+
+std::uint64_t new_name() {
+  static std::atomic<std::uint64_t> names{0};
+  return ++names;
+}
+
+QuantizedRows named(QuantizedRows x) {
+  if (x.name == 0) x.name = new_name();
+  return x;
 }
 
 bool consecutive(std::span<const std::uint32_t> indices) {
@@ -39,10 +50,11 @@ bool consecutive(std::span<const std::uint32_t> indices) {
 /// Buffers of one experts() call, kept between calls. Routes of all tasks stand one after another.
 struct Compute::ExpertScratch {
   struct Task {
-    QuantizedRows x;               // gathered, or in place when the rows are consecutive
-    std::size_t first_route = 0;   // of all routes
-    std::size_t hidden_begin = 0;  // elements before this task's [routes, I] part of the buffers below
-    std::size_t result_begin = 0;  // elements before its [routes, D] part of `results`
+    QuantizedRows x;                // gathered, or in place when the rows are consecutive
+    std::uint64_t hidden_name = 0;  // QuantizedRows::name
+    std::size_t first_route = 0;    // of all routes
+    std::size_t hidden_begin = 0;   // elements before this task's [routes, I] part of the buffers below
+    std::size_t result_begin = 0;   // elements before its [routes, D] part of `results`
     std::size_t up_units = 0,
                 down_units = 0;  // blocks of features before this task, in the first and second loop
     BFloat16* result = nullptr;  // [routes, D], in `results` or in the caller's outputs
@@ -89,13 +101,15 @@ void Compute::quantize_rows(std::span<const BFloat16> x, std::size_t k, std::spa
 }
 
 void Compute::linear(const QuantizedRows& x, const Fp8Matrix& w, std::span<BFloat16> out) {
-  pool_.parallel_for(w.n, feature_grain(w.n, x.rows, pool_.size()),
-                     [&](Range features) { ops_.linear_fp8(x, w, features, out.data()); });
+  const QuantizedRows rows = named(x);
+  pool_.parallel_for(w.n, kFeatureGrain,
+                     [&](Range features) { ops_.linear_fp8(rows, w, features, out.data()); });
 }
 
 void Compute::linear(const QuantizedRows& x, const Fp4Matrix& w, std::span<BFloat16> out) {
-  pool_.parallel_for(w.n, feature_grain(w.n, x.rows, pool_.size()),
-                     [&](Range features) { ops_.linear_fp4(x, w, features, out.data()); });
+  const QuantizedRows rows = named(x);
+  pool_.parallel_for(w.n, kFeatureGrain,
+                     [&](Range features) { ops_.linear_fp4(rows, w, features, out.data()); });
 }
 
 void Compute::linear(std::span<const BFloat16> x, const Bf16Matrix& w, std::span<BFloat16> out) {
@@ -135,6 +149,7 @@ void Compute::experts(const QuantizedRows& x, std::span<const ExpertTask> tasks,
     place.result_begin = result_size;
     place.up_units = up_units;
     place.down_units = down_units;
+    place.hidden_name = new_name();
     routes += task.rows.size();
     hidden_size += task.rows.size() * task.weights.w1.n;
     result_size += task.rows.size() * task.weights.w2.n;
@@ -160,6 +175,9 @@ void Compute::experts(const QuantizedRows& x, std::span<const ExpertTask> tasks,
     if (consecutive(task.outputs)) place.result = outputs.data() + task.outputs[0] * task.weights.w2.n;
     if (consecutive(task.rows)) {
       place.x = {x.codes + task.rows[0] * dim, x.scales + task.rows[0] * dim_blocks, task.rows.size(), dim};
+      const QuantizedRows& before = scratch.tasks[t > 0 ? t - 1 : 0].x;
+      const bool same = t > 0 && before.codes == place.x.codes && before.rows == place.x.rows;
+      place.x.name = same ? before.name : new_name();
       continue;
     }
     std::uint8_t* const codes = scratch.codes.data() + place.first_route * dim;
@@ -168,7 +186,7 @@ void Compute::experts(const QuantizedRows& x, std::span<const ExpertTask> tasks,
       std::memcpy(codes + r * dim, x.codes + task.rows[r] * dim, dim);
       std::memcpy(scales + r * dim_blocks, x.scales + task.rows[r] * dim_blocks, dim_blocks);
     }
-    place.x = {codes, scales, task.rows.size(), dim};
+    place.x = {codes, scales, task.rows.size(), dim, new_name()};
   }
 
   // First loop: w1, w3, activation and its quantization. A unit is a block of 32 hidden features, which share
@@ -206,7 +224,7 @@ void Compute::experts(const QuantizedRows& x, std::span<const ExpertTask> tasks,
           if (task.rows.empty()) return;
           const QuantizedRows hidden{scratch.hidden_codes.data() + place.hidden_begin,
                                      scratch.hidden_scales.data() + place.hidden_begin / kBlock,
-                                     task.rows.size(), inner};
+                                     task.rows.size(), inner, place.hidden_name};
           ops_.linear_fp4(hidden, task.weights.w2, features, place.result);
           if (place.result != scratch.results.data() + place.result_begin) return;
           for (std::size_t r = 0; r < task.rows.size(); ++r)

@@ -45,6 +45,9 @@ struct QuantizedRows {
   const std::uint8_t* codes = nullptr;
   const std::uint8_t* scales = nullptr;
   std::size_t rows = 0, k = 0;
+  /// A number that no other contents have or had in this process, or 0. A product that meets it again may go on
+  /// with what it prepared: one call for each of many ranges need not begin anew.
+  std::uint64_t name = 0;
 };
 
 /// Half-open range of output features; how work is split over threads.

@@ -31,6 +31,7 @@ struct Digits {
   std::size_t groups = 0;  // blocks beyond blocks * copies of the last group have digits and scale 0
   std::size_t copies = 1;
   std::vector<Group> storage;
+  std::uint64_t name = 0;  // QuantizedRows::name
 
   void set(const QuantizedRows& x, std::size_t copies_of_rows);
   const Group* row(std::size_t index) const { return storage.data() + index * groups; }
@@ -68,6 +69,8 @@ void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
 }
 
 void Digits::set(const QuantizedRows& x, std::size_t copies_of_rows) {
+  if (x.name != 0 && x.name == name && copies == copies_of_rows) return;
+  name = 0;  // until all of it is there
   blocks = x.k / kBlock;
   copies = copies_of_rows;
   groups = ceil_div(blocks * copies, kGroup);
@@ -83,6 +86,7 @@ void Digits::set(const QuantizedRows& x, std::size_t copies_of_rows) {
       }
     }
   }
+  name = x.name;
 }
 
 /// Weights of 64 code bytes in half-units plus 12: even elements, odd elements.
@@ -340,10 +344,10 @@ void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat1
   static thread_local Digits digits;
   static thread_local std::vector<float> sums;
   if (x.rows <= kFewRows) {
-    digits.set({x.codes, x.scales, x.rows, w.k}, copies_for(w.k / kBlock));
+    digits.set({x.codes, x.scales, x.rows, w.k, x.name}, copies_for(w.k / kBlock));
     few_rows(x, digits, w, range, sums, out);
   } else {
-    digits.set({x.codes, x.scales, x.rows, w.k}, 1);
+    digits.set({x.codes, x.scales, x.rows, w.k, x.name}, 1);
     many_rows(x, digits, w, range, sums, out);
   }
 }

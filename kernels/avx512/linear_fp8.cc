@@ -113,6 +113,7 @@ struct Activations {
   std::size_t blocks = 0, groups = 0;  // groups of rows that are lanes together
   std::vector<BlockRows> storage;
   std::vector<Rests> rests;
+  std::uint64_t name = 0;  // QuantizedRows::name
 
   void set(const QuantizedRows& x, std::size_t features);
   const BlockRows* group(std::size_t index) const { return storage.data() + index * blocks; }
@@ -123,6 +124,8 @@ struct Activations {
 };
 
 void Activations::set(const QuantizedRows& x, std::size_t features) {
+  if (x.name != 0 && x.name == name) return;
+  name = 0;  // until all of it is there
   const std::size_t lane_rows = kLanes / features;
   blocks = x.k / kBlock;
   groups = ceil_div(x.rows, lane_rows);
@@ -132,6 +135,7 @@ void Activations::set(const QuantizedRows& x, std::size_t features) {
     for (std::size_t b = 0; b < blocks; ++b)
       set_block(x, g * lane_rows, std::min(lane_rows, x.rows - g * lane_rows), features, b,
                 storage[g * blocks + b]);
+  name = x.name;
 }
 
 void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::size_t rows,
@@ -419,7 +423,7 @@ void multiply_rows(const QuantizedRows& rows, const Fp8Matrix& w, Range range, B
 
 void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out) {
   if (x.rows == 0 || range.size() == 0) return;
-  const QuantizedRows rows{x.codes, x.scales, x.rows, w.k};
+  const QuantizedRows rows{x.codes, x.scales, x.rows, w.k, x.name};
   if (holds_e8m0_nan(x.scales, x.rows * (w.k / kBlock)) || holds_e4m3_nan(x.codes, x.rows * w.k))
     plain_ops().linear_fp8(rows, w, range, out);
   else if (x.rows == 1)

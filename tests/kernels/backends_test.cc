@@ -168,6 +168,43 @@ TEST_P(BlockLinears, RowsAreIndependent) {
   }
 }
 
+/// What a product prepared of named activations serves them again, and no others: not those that come to lie
+/// in the same memory, nor nameless ones.
+TEST(NamedActivations, AreKnownByNameOnly) {
+  for (const Format format : {Format::Fp8, Format::Fp4}) {
+    for (const std::size_t rows : {1, 2, 8, 20}) {
+      const BlockLinear first({format, rows, 40, 256}), other({format, rows, 41, 256}),
+          shorter({format, rows, 40, 96});
+      for (const Ops* ops : usable_backends()) {
+        std::vector<std::uint8_t> codes = first.x_codes, scales = first.x_scales;
+        const auto expect = [&](const BlockLinear& linear, std::uint64_t name) {
+          std::copy(linear.x_codes.begin(), linear.x_codes.end(), codes.begin());
+          std::copy(linear.x_scales.begin(), linear.x_scales.end(), scales.begin());
+          const QuantizedRows x{codes.data(), scales.data(), rows, linear.c.k, name};
+          std::vector<BFloat16> out(rows * linear.c.n);
+          for (const Range range : {Range{0, 20}, Range{20, linear.c.n}}) {
+            if (format == Format::Fp8)
+              ops->linear_fp8(x, {linear.w_codes.data(), linear.w_scales.data(), linear.c.n, linear.c.k},
+                              range, out.data());
+            else
+              ops->linear_fp4(x, {linear.w_codes.data(), linear.w_scales.data(), linear.c.n, linear.c.k},
+                              range, out.data());
+          }
+          ASSERT_EQ(first_difference<BFloat16>(out, linear.run(plain_ops())), out.size())
+              << ops->name << ", " << rows << " rows, k " << linear.c.k << ", name " << name;
+        };
+        const std::uint64_t name = (std::uint64_t{1} << 63) + rows * 100 + static_cast<std::uint64_t>(format);
+        ASSERT_NO_FATAL_FAILURE(expect(first, name));
+        ASSERT_NO_FATAL_FAILURE(expect(other, name + 10));
+        ASSERT_NO_FATAL_FAILURE(expect(first, 0));
+        ASSERT_NO_FATAL_FAILURE(expect(other, 0));
+        ASSERT_NO_FATAL_FAILURE(expect(shorter, name + 20));
+        ASSERT_NO_FATAL_FAILURE(expect(first, name));
+      }
+    }
+  }
+}
+
 // rows, n, k: one block of K, odd numbers of features, every kind of row count, the released widths.
 std::vector<LinearCase> shapes() {
   std::vector<LinearCase> cases;
