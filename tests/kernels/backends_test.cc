@@ -336,14 +336,58 @@ TEST_P(WideLinears, Fp8WeightsWithUnquantizedActivations) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, WideLinears,
-                         ::testing::Values(WideCase{1, 1, 1}, WideCase{1, 7, 15}, WideCase{1, 33, 16},
-                                           WideCase{1, 24, 128}, WideCase{1, 65, 5120}, WideCase{2, 64, 1280},
-                                           WideCase{3, 33, 17}, WideCase{4, 16, 64, 1e30},
-                                           WideCase{5, 20, 100, 1e-30}, WideCase{8, 31, 256},
-                                           WideCase{17, 9, 96}, WideCase{33, 12, 320}, WideCase{128, 5, 64},
-                                           WideCase{512, 3, 32}),
-                         [](const auto& test) { return "Case" + std::to_string(test.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, WideLinears,
+    ::testing::Values(WideCase{1, 1, 1}, WideCase{1, 7, 15}, WideCase{1, 33, 16}, WideCase{1, 24, 128},
+                      WideCase{1, 65, 5120}, WideCase{2, 64, 1280}, WideCase{3, 33, 17},
+                      WideCase{4, 16, 64, 1e30}, WideCase{5, 20, 100, 1e-30}, WideCase{8, 31, 256},
+                      WideCase{17, 9, 96}, WideCase{33, 12, 320}, WideCase{128, 5, 64}, WideCase{512, 3, 32},
+                      // rows in groups of every size, features that fill no group
+                      WideCase{2, 75, 79, 1e30}, WideCase{3, 100, 4096}, WideCase{4, 70, 352},
+                      WideCase{5, 67, 47}, WideCase{6, 1, 224, 1e-30}, WideCase{7, 38, 33},
+                      WideCase{9, 34, 1}, WideCase{11, 97, 160}, WideCase{16, 35, 95}),
+    [](const auto& test) { return "Case" + std::to_string(test.index); });
+
+/// Infinities, NaN, subnormals and zeros of both signs, in one row or one feature at a time, and scales that
+/// change from block to block, some of them so far apart that rounding to BF16 shows.
+TEST(WideLinearEdges, SpecialValues) {
+  constexpr std::uint16_t kValues[] = {0x7F80, 0xFF80, 0x7FC0, 0xFF81, 0x7F7F,
+                                       0x0001, 0x8001, 0x0000, 0x8000};
+  const std::size_t n = 70;
+  for (const std::size_t rows : {1, 2, 3, 4, 5, 7, 18})
+    for (const std::size_t k : {96, 128}) {
+      SCOPED_TRACE(std::to_string(rows) + " rows, k " + std::to_string(k));
+      Inputs inputs(rows + k);
+      auto x = inputs.bfloat16(rows * k), weights = inputs.bfloat16(n * k);
+      for (std::size_t i = 0; i < std::size(kValues); ++i) {
+        x[inputs.below(rows) * k + inputs.below(k)].bits = kValues[i];
+        weights[7 * i * k + inputs.below(k)].bits = kValues[i];
+      }
+      if (rows > 2) std::fill_n(x.begin() + static_cast<std::ptrdiff_t>(k), k, BFloat16{0x8000});
+      auto codes = inputs.e4m3(n * k, Codes::Uniform), scales = inputs.e8m0(3 * (k / kBlock), Scales::Usual);
+      const auto compare = [&](const char* what) {
+        std::vector<BFloat16> expected(rows * n), expected_fp8(rows * n);
+        plain_ops().linear_bf16(x.data(), rows, k, {weights.data(), n, k}, {0, n}, expected.data());
+        plain_ops().linear_fp8_unquantized(x.data(), rows, k, {codes.data(), scales.data(), n, k}, {0, n},
+                                           expected_fp8.data(), n);
+        for (const Ops* ops : usable_backends()) {
+          std::vector<BFloat16> out(rows * n), out_fp8(rows * n);
+          ops->linear_bf16(x.data(), rows, k, {weights.data(), n, k}, {0, n}, out.data());
+          ops->linear_fp8_unquantized(x.data(), rows, k, {codes.data(), scales.data(), n, k}, {0, n},
+                                      out_fp8.data(), n);
+          ASSERT_EQ(first_difference<BFloat16>(out, expected), out.size()) << ops->name << ", " << what;
+          ASSERT_EQ(first_difference<BFloat16>(out_fp8, expected_fp8), out.size())
+              << ops->name << ", " << what;
+        }
+      };
+      compare("values");
+      scales[k / kBlock + 1] = 3;
+      compare("a scale that is too small, between others");
+      codes[(n - 1) * k + k - 1] = 0xFF;
+      codes[33 * k] = 0x7F;
+      compare("codes that are NaN");
+    }
+}
 
 TEST(Backends, AreFoundByName) {
   EXPECT_EQ(&find_backend("plain"), &plain_ops());
