@@ -8,75 +8,112 @@
 // (target_begin.h has to come after every other header)
 #include "kernels/avx512/target_begin.h"
 
-#include "kernels/avx512/vectors.h"
+#include "kernels/avx512/panels.h"
 
 namespace dsv41::avx512 {
 namespace {
 
-constexpr std::size_t kSlots = 4;        // slots whose keys are widened together
 constexpr std::size_t kHeads = 8;        // heads per vector
-constexpr std::size_t kHeadTile = 4;     // 4 heads x 4 slots: 16 sums in registers
-constexpr std::size_t kSlotBlock = 64;   // slots that stay in the second-level cache while all heads pass
+constexpr std::size_t kScoreHeads = 4;   // heads that share the widening of a key, and …
+constexpr std::size_t kScoreSlots = 6;   // … slots that share the loads of queries: 24 sums in registers
+constexpr std::size_t kSlotBlock = 128;  // slots that stay in the second-level cache while all heads pass
+constexpr std::size_t kChains = 4;       // exponentials side by side
 constexpr float kMaximumFloor = -1e30f;  // an empty row yields zeros, not NaN
 
-/// Dot products of four queries with four keys, all fp64 [dim]; scores[slot * stride + head] = RN32(dot *
-/// scale). Queries beyond `heads` repeat the last one, keys beyond `slots` are not stored.
-DSV41_OUT_OF_LINE void score_tile(const double* const* q, std::size_t heads, const double* keys,
-                                  std::size_t slots, std::size_t dim, double scale, std::size_t stride,
-                                  float* scores) {
-  __m512d first[kHeadTile][kSlots];
-  for (std::size_t p = 0; p < 2; ++p) {
-    __m512d sum[kHeadTile][kSlots];
-#pragma GCC unroll 4
-    for (std::size_t h = 0; h < kHeadTile; ++h)
-#pragma GCC unroll 4
-      for (std::size_t s = 0; s < kSlots; ++s) sum[h][s] = _mm512_setzero_pd();
-    for (std::size_t i = 8 * p; i < dim; i += kWidth) {
-      __m512d key[kSlots];
-#pragma GCC unroll 4
-      for (std::size_t s = 0; s < kSlots; ++s) key[s] = _mm512_loadu_pd(keys + s * dim + i);
-#pragma GCC unroll 4
-      for (std::size_t h = 0; h < kHeadTile; ++h) {
-        const __m512d query = _mm512_loadu_pd(q[h] + i);
-#pragma GCC unroll 4
-        for (std::size_t s = 0; s < kSlots; ++s) sum[h][s] = _mm512_fmadd_pd(query, key[s], sum[h][s]);
-      }
-    }
-    for (std::size_t h = 0; h < kHeadTile; ++h)
-      for (std::size_t s = 0; s < kSlots; ++s) {
-        if (p == 0)
-          first[h][s] = sum[h][s];
-        else if (h < heads && s < slots)
-          scores[s * stride + h] = static_cast<float>(fold(first[h][s], sum[h][s]) * scale);
-      }
+/// One half of the lanes of the dot products of a panel's four queries with six keys, [slots][heads].
+template <std::size_t Part>
+DSV41_OUT_OF_LINE void score_sums(const PanelVector* queries, const float* const* keys, std::size_t dim,
+                                  __m512d* out) {
+  constexpr std::size_t kSums = kScoreSlots * kScoreHeads;
+  __m512d sum[kSums];
+#pragma GCC unroll 24
+  for (std::size_t j = 0; j < kSums; ++j) sum[j] = _mm512_setzero_pd();
+  std::size_t i = 8 * Part;
+  for (; i + kWidth < dim; i += 2 * kWidth, queries += kScoreHeads) {
+    add_products<0, kScoreHeads, kScoreSlots>(
+        queries, sum, [&](std::size_t s) { return _mm512_cvtps_pd(_mm256_loadu_ps(keys[s] + i)); });
+    add_products<1, kScoreHeads, kScoreSlots>(
+        queries, sum, [&](std::size_t s) { return _mm512_cvtps_pd(_mm256_loadu_ps(keys[s] + i + kWidth)); });
+  }
+  if (i < dim)
+    add_products<0, kScoreHeads, kScoreSlots>(
+        queries, sum, [&](std::size_t s) { return _mm512_cvtps_pd(_mm256_loadu_ps(keys[s] + i)); });
+#pragma GCC unroll 24
+  for (std::size_t j = 0; j < kSums; ++j) out[j] = sum[j];
+}
+
+/// The low halves of two vectors plus their high ones.
+inline __m512d add_halves(__m512d a, __m512d b) {
+  return _mm512_add_pd(_mm512_shuffle_f64x2(a, b, 0x44), _mm512_shuffle_f64x2(a, b, 0xEE));
+}
+/// Folds the lanes of four sums, each eight of them in `first` and eight in `second`: j + (j+8), then 4,
+/// 2, 1.
+inline __m256d fold_four(const __m512d* first, const __m512d* second) {
+  __m512d eight[4];
+  for (std::size_t i = 0; i < 4; ++i) eight[i] = _mm512_add_pd(first[i], second[i]);
+  const __m512d a = add_halves(eight[0], eight[1]),
+                b = add_halves(eight[2], eight[3]);  // four lanes of each sum
+  const __m512d two = _mm512_add_pd(_mm512_shuffle_f64x2(a, b, 0x88), _mm512_shuffle_f64x2(a, b, 0xDD));
+  const __m512d one = _mm512_add_pd(two, _mm512_permute_pd(two, 0x55));
+  return _mm512_castpd512_pd256(_mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), one));
+}
+
+/// scores[slot * stride + head] = RN32(dot * scale) for four queries and at most six keys.
+void score_tile(const PanelVector* queries, const float* const* kv, std::size_t slots, std::size_t dim,
+                double scale, std::size_t stride, float* scores) {
+  const float* keys[kScoreSlots];  // beyond the last slot the last one again
+  for (std::size_t s = 0; s < kScoreSlots; ++s) keys[s] = kv[std::min(s, slots - 1)];
+  __m512d first[kScoreSlots * kScoreHeads], second[kScoreSlots * kScoreHeads];
+  score_sums<0>(queries, keys, dim, first);
+  score_sums<1>(queries + padded_length(dim) / 32 * kScoreHeads, keys, dim, second);
+  for (std::size_t s = 0; s < std::min(slots, kScoreSlots); ++s) {
+    const __m256d dots = fold_four(first + s * kScoreHeads, second + s * kScoreHeads);
+    _mm_storeu_ps(scores + s * stride, _mm256_cvtpd_ps(_mm256_mul_pd(dots, _mm256_set1_pd(scale))));
   }
 }
 
-/// Scores of eight heads [slots][stride] become bf16(e), still fp32; the denominators are returned.
+/// Scores of eight heads and `Slots` slots, [slots][stride], become bf16(e), still fp32; adds to the
+/// denominators.
+template <std::size_t Slots>
+inline void exponentials(float* scores, std::size_t stride, __m512d maximum, __m512d& denominator) {
+  __m512d e[Slots];
+#pragma GCC unroll 4
+  for (std::size_t s = 0; s < Slots; ++s)
+    e[s] = _mm512_sub_pd(_mm512_cvtps_pd(_mm256_loadu_ps(scores + s * stride)), maximum);
+  exponential(e);
+#pragma GCC unroll 4
+  for (std::size_t s = 0; s < Slots; ++s) {
+    const __m256 rounded = _mm512_cvtpd_ps(e[s]);
+    denominator = _mm512_add_pd(denominator, _mm512_cvtps_pd(rounded));
+    const __m512i bits = bfloat16_bits(_mm512_castps256_ps512(rounded));
+    const __m256i probability = _mm256_and_si256(_mm512_castsi512_si256(bits), _mm256_set1_epi32(~0xFFFF));
+    _mm256_storeu_ps(scores + s * stride, _mm256_castsi256_ps(probability));
+  }
+}
+/// The same for all slots; returns the denominators.
 inline __m512d exponentials(float* scores, std::size_t slots, std::size_t stride, __m256 sinks) {
   __m256 maximum = _mm256_set1_ps(kMaximumFloor);
   for (std::size_t s = 0; s < slots; ++s)
     maximum = _mm256_max_ps(_mm256_loadu_ps(scores + s * stride), maximum);
   const __m512d wide_maximum = _mm512_cvtps_pd(maximum);
   __m512d denominator = _mm512_setzero_pd();
-  for (std::size_t s = 0; s < slots; ++s) {
-    const __m512d score = _mm512_cvtps_pd(_mm256_loadu_ps(scores + s * stride));
-    const __m256 e = _mm512_cvtpd_ps(exponential(_mm512_sub_pd(score, wide_maximum)));
-    denominator = _mm512_add_pd(denominator, _mm512_cvtps_pd(e));
-    const __m512i bits = bfloat16_bits(_mm512_castps256_ps512(e));
-    const __m256i rounded = _mm256_and_si256(_mm512_castsi512_si256(bits), _mm256_set1_epi32(~0xFFFF));
-    _mm256_storeu_ps(scores + s * stride, _mm256_castsi256_ps(rounded));
-  }
-  return _mm512_add_pd(denominator, exponential(_mm512_sub_pd(_mm512_cvtps_pd(sinks), wide_maximum)));
+  std::size_t s = 0;
+  for (; s + kChains <= slots; s += kChains)
+    exponentials<kChains>(scores + s * stride, stride, wide_maximum, denominator);
+  for (; s < slots; ++s) exponentials<1>(scores + s * stride, stride, wide_maximum, denominator);
+  __m512d sink[] = {_mm512_sub_pd(_mm512_cvtps_pd(sinks), wide_maximum)};
+  exponential(sink);
+  return _mm512_add_pd(denominator, sink[0]);
 }
 
-/// sums [kHeads][dim] += probabilities [slots][kHeads] times the values of the slots, in ascending slots.
+/// sums [Heads][dim] += probabilities [slots][kHeads] times the values of the slots, in ascending slots.
+template <std::size_t Heads>
 DSV41_OUT_OF_LINE void add_values(const double* probabilities, const float* const* kv, std::size_t slots,
                                   std::size_t dim, double* sums) {
   for (std::size_t d = 0; d < dim; d += kWidth) {
-    __m512d sum[kHeads][2];
+    __m512d sum[Heads][2];
 #pragma GCC unroll 8
-    for (std::size_t h = 0; h < kHeads; ++h)
+    for (std::size_t h = 0; h < Heads; ++h)
 #pragma GCC unroll 2
       for (std::size_t half = 0; half < 2; ++half)
         sum[h][half] = _mm512_loadu_pd(sums + h * dim + d + 8 * half);
@@ -84,14 +121,14 @@ DSV41_OUT_OF_LINE void add_values(const double* probabilities, const float* cons
       const __m512d low = _mm512_cvtps_pd(_mm256_loadu_ps(kv[s] + d));
       const __m512d high = _mm512_cvtps_pd(_mm256_loadu_ps(kv[s] + d + 8));
 #pragma GCC unroll 8
-      for (std::size_t h = 0; h < kHeads; ++h) {
+      for (std::size_t h = 0; h < Heads; ++h) {
         const __m512d probability = _mm512_set1_pd(probabilities[s * kHeads + h]);
         sum[h][0] = _mm512_fmadd_pd(probability, low, sum[h][0]);
         sum[h][1] = _mm512_fmadd_pd(probability, high, sum[h][1]);
       }
     }
 #pragma GCC unroll 8
-    for (std::size_t h = 0; h < kHeads; ++h)
+    for (std::size_t h = 0; h < Heads; ++h)
 #pragma GCC unroll 2
       for (std::size_t half = 0; half < 2; ++half)
         _mm512_storeu_pd(sums + h * dim + d + 8 * half, sum[h][half]);
@@ -99,7 +136,8 @@ DSV41_OUT_OF_LINE void add_values(const double* probabilities, const float* cons
 }
 
 struct Scratch {
-  std::vector<double> queries, keys, sums, denominators;
+  std::vector<PanelVector> queries;  // a panel for every four heads
+  std::vector<double> sums, denominators;
   std::vector<float> scores;  // [slots][padded heads]
 };
 
@@ -114,29 +152,20 @@ void attention(const BFloat16* q, const float* const* kv, std::size_t slots, con
                std::size_t heads, std::size_t dim, BFloat16* out) {
   if (dim % kWidth != 0) return plain_ops().attention(q, kv, slots, sink, scale, heads, dim, out);
   static thread_local Scratch scratch;
-  const std::size_t padded = ceil_div(heads, kHeads) * kHeads;  // lanes beyond `heads` hold zeros
-  reserve(scratch.queries, heads * dim), reserve(scratch.keys, kSlots * dim),
-      reserve(scratch.sums, padded * dim);
-  reserve(scratch.denominators, padded), reserve(scratch.scores, slots * padded);
-  double *const queries = scratch.queries.data(), *const keys = scratch.keys.data(),
-                *const sums = scratch.sums.data();
+  const std::size_t padded = ceil_div(heads, kHeads) * kHeads;  // lanes beyond `heads` repeat the last one
+  reserve(scratch.sums, padded * dim), reserve(scratch.denominators, padded),
+      reserve(scratch.scores, slots * padded);
+  double* const sums = scratch.sums.data();
   float* const scores = scratch.scores.data();
-  for (std::size_t i = 0; i < heads * dim; i += kWidth) store_sixteen(queries + i, widen(q + i, 0xFFFF));
-  std::fill_n(scores, slots * padded, 0.0f);
-  for (std::size_t slot = 0; slot < slots; slot += kSlots) {
-    const std::size_t count = std::min(kSlots, slots - slot);
-    for (std::size_t s = 0; s < kSlots; ++s) {
-      const float* const key = kv[slot + std::min(s, count - 1)];
-      for (std::size_t i = 0; i < dim; i += 8)
-        _mm512_storeu_pd(keys + s * dim + i, _mm512_cvtps_pd(_mm256_loadu_ps(key + i)));
-    }
-    for (std::size_t head = 0; head < heads; head += kHeadTile) {
-      const double* rows[kHeadTile];
-      for (std::size_t h = 0; h < kHeadTile; ++h) rows[h] = queries + std::min(head + h, heads - 1) * dim;
-      score_tile(rows, std::min(kHeadTile, heads - head), keys, count, dim, static_cast<double>(scale),
-                 padded, scores + slot * padded + head);
-    }
-  }
+  PanelVector* const queries = panel_buffer(scratch.queries, padded, dim);
+  const std::size_t panel = padded_length(dim) / 16;  // vectors of each head
+  for (std::size_t head = 0; head < padded; ++head)
+    fill_panel_row<Halves>(q + std::min(head, heads - 1) * dim, dim, kScoreHeads, head % kScoreHeads,
+                           queries + head / kScoreHeads * kScoreHeads * panel);
+  for (std::size_t slot = 0; slot < slots; slot += kScoreSlots)
+    for (std::size_t head = 0; head < padded; head += kScoreHeads)
+      score_tile(queries + head * panel, kv + slot, slots - slot, dim, static_cast<double>(scale), padded,
+                 scores + slot * padded + head);
   for (std::size_t head = 0; head < padded; head += kHeads) {
     float sinks[kHeads] = {};
     std::copy_n(sink + head, std::min(kHeads, heads - head), sinks);
@@ -151,7 +180,10 @@ void attention(const BFloat16* q, const float* const* kv, std::size_t slots, con
       for (std::size_t s = 0; s < count; ++s)
         _mm512_store_pd(probabilities + s * kHeads,
                         _mm512_cvtps_pd(_mm256_loadu_ps(scores + (slot + s) * padded + head)));
-      add_values(probabilities, kv + slot, count, dim, sums + head * dim);
+      if (heads - head <= kHeads / 2)
+        add_values<kHeads / 2>(probabilities, kv + slot, count, dim, sums + head * dim);
+      else
+        add_values<kHeads>(probabilities, kv + slot, count, dim, sums + head * dim);
     }
   }
   for (std::size_t head = 0; head < heads; ++head) {

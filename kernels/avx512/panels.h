@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "kernels/avx512/vectors.h"
-#include "kernels/unquantized_fp8.h"
 
 namespace dsv41::avx512 {
 namespace {
@@ -45,6 +44,28 @@ inline __m512d panel_values(const PanelVector& from) {
                                         : _mm512_unpackhi_epi32(zero, from.values));
 }
 
+/// Adds the products of one part of a sixteen, the first or the second of the vectors x [Rows], with
+/// weights(feature).
+template <std::size_t Which, std::size_t Rows, std::size_t Features, class Weights>
+inline __attribute__((always_inline)) void add_products(const PanelVector* x, __m512d* sum,
+                                                        const Weights& weights) {
+  __m512d values[Rows];
+#pragma GCC unroll 5
+  for (std::size_t m = 0; m < Rows; ++m) values[m] = panel_values<Which>(x[m]);
+#pragma GCC unroll 8
+  for (std::size_t f = 0; f < Features; ++f) {
+    const __m512d weight = weights(f);
+#pragma GCC unroll 5
+    for (std::size_t m = 0; m < Rows; ++m)
+      sum[f * Rows + m] = _mm512_fmadd_pd(weight, values[m], sum[f * Rows + m]);
+  }
+}
+
+/// Parts of sixteen values: lanes 0 to 7 and 8 to 15.
+struct Halves {
+  Sixteen operator()(const BFloat16* from, __mmask16 mask) const { return widen(from, mask); }
+};
+
 /// Room for the panels of `rows` rows.
 inline PanelVector* panel_buffer(std::vector<PanelVector>& buffer, std::size_t rows, std::size_t k) {
   const std::size_t size = rows * padded_length(k) / 16;
@@ -52,52 +73,26 @@ inline PanelVector* panel_buffer(std::vector<PanelVector>& buffer, std::size_t r
   return buffer.data();
 }
 
-/// Panels of the groups of `rows` rows, one behind the other. Weights::split: a part of each sixteen values.
-template <class Weights>
-void make_panels(const BFloat16* x, std::size_t rows, std::size_t x_stride, std::size_t k, PanelVector* to) {
+/// Fills row m of a panel of `rows` rows. Split{}(values, mask): the two parts of sixteen values.
+template <class Split>
+void fill_panel_row(const BFloat16* row, std::size_t k, std::size_t rows, std::size_t m, PanelVector* panel) {
   const std::size_t part = padded_length(k) / 32;
-  for (std::size_t first = 0, group; first < rows; first += group, to += 2 * part * group) {
-    group = portion(rows - first, kMaxGroup);
-    for (std::size_t m = 0; m < group; ++m) {
-      const BFloat16* const row = x + (first + m) * x_stride;
-      for (std::size_t i = 0; i < part; ++i) {
-        const std::size_t begin = std::min(k, 2 * kWidth * i), middle = std::min(k, begin + kWidth);
-        const Sixteen a = Weights::split(row + begin, first_values(k - begin));
-        const Sixteen b = Weights::split(row + middle, first_values(k - middle));
-        to[i * group + m] = join_values(a.part[0], b.part[0]);
-        to[(part + i) * group + m] = join_values(a.part[1], b.part[1]);
-      }
-    }
+  for (std::size_t i = 0; i < part; ++i) {
+    const std::size_t begin = std::min(k, 2 * kWidth * i), middle = std::min(k, begin + kWidth);
+    const Sixteen first = Split{}(row + begin, first_values(k - begin));
+    const Sixteen second = Split{}(row + middle, first_values(k - middle));
+    panel[i * rows + m] = join_values(first.part[0], second.part[0]);
+    panel[(part + i) * rows + m] = join_values(first.part[1], second.part[1]);
   }
 }
 
-/// What the activations of a block are multiplied with, and how that differs from what they were before.
-struct BlockFactor {
-  double current = 1.0, change = 1.0;
-};
-
-/// Exchanges the factors of the panels' blocks for the scales of a block of features, in place: factors are
-/// powers of two, so that nothing is rounded. A vector lies within a block.
-inline void scale_panels(PanelVector* panels, std::size_t rows, std::size_t k, const std::uint8_t* scales,
-                         std::vector<BlockFactor>& factors) {
-  const std::size_t padding = padded_length(k) / kBlock - factors.size();
-  for (std::size_t b = 0; b < factors.size(); ++b) {
-    const double factor = static_cast<double>(decode_e8m0(scales[b])) * unquantized_fp8::kActivationFactor;
-    factors[b] = {factor, factor / factors[b].current};
-  }
-  for (std::size_t first = 0, group; first < rows; first += group) {
+/// Panels of the groups of `rows` rows, one behind the other.
+template <class Split>
+void make_panels(const BFloat16* x, std::size_t rows, std::size_t x_stride, std::size_t k, PanelVector* to) {
+  for (std::size_t first = 0, group; first < rows; first += group, to += group * padded_length(k) / 16) {
     group = portion(rows - first, kMaxGroup);
-    for (std::size_t part = 0; part < 2; ++part, panels += padding * group)
-      for (const BlockFactor& factor : factors) {
-        if (factor.change == 1.0) {
-          panels += group;
-          continue;
-        }
-        const __m512d change = _mm512_set1_pd(factor.change);
-        for (std::size_t m = 0; m < group; ++m, ++panels)
-          *panels = join_values(_mm512_mul_pd(panel_values<0>(*panels), change),
-                                _mm512_mul_pd(panel_values<1>(*panels), change));
-      }
+    for (std::size_t m = 0; m < group; ++m)
+      fill_panel_row<Split>(x + (first + m) * x_stride, k, group, m, to);
   }
 }
 

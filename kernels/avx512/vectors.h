@@ -71,27 +71,47 @@ inline __m512d power_of_two(__m256i exponent) {
   return _mm512_castsi512_pd(_mm512_slli_epi64(biased, 52));
 }
 
-/// exact::exp in every lane: the same operations in the same order.
-inline __m512d exponential(__m512d x) {
-  x = _mm512_max_pd(_mm512_set1_pd(-800.0),
-                    _mm512_min_pd(_mm512_set1_pd(800.0), x));  // NaN, the second operand, stays
-  const __m512d shifted = _mm512_add_pd(_mm512_mul_pd(x, _mm512_set1_pd(0x1.71547652b82fep0)),
-                                        _mm512_set1_pd(exact::detail::kRoundToInteger));
-  const __m512d n = _mm512_sub_pd(shifted, _mm512_set1_pd(exact::detail::kRoundToInteger));
-  const __m512d high = _mm512_sub_pd(x, _mm512_mul_pd(n, _mm512_set1_pd(exact::detail::kLn2High)));
-  const __m512d rest = _mm512_mul_pd(n, _mm512_set1_pd(exact::detail::kLn2Low));
-  const __m512d r = _mm512_sub_pd(high, rest);
-  __m512d p = _mm512_set1_pd(1.0 / 6227020800.0);
-  for (const double term :
-       {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
-        1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5})
-    p = _mm512_add_pd(_mm512_mul_pd(p, r), _mm512_set1_pd(term));
-  const __m512d tail = _mm512_sub_pd(_mm512_mul_pd(_mm512_mul_pd(r, r), p), rest);
-  const __m512d value = _mm512_add_pd(_mm512_set1_pd(1.0), _mm512_add_pd(high, tail));
-  const __m256i exponent = _mm512_cvtepi64_epi32(_mm512_castpd_si512(shifted));
-  const __m256i half = _mm256_srai_epi32(exponent, 1);
-  return _mm512_mul_pd(_mm512_mul_pd(value, power_of_two(half)),
-                       power_of_two(_mm256_sub_epi32(exponent, half)));
+/// exact::exp in every lane of N vectors: the same operations in the same order. One vector alone would be a
+/// single chain of some forty operations, and few such chains fit what the CPU looks ahead.
+template <std::size_t N>
+inline void exponential(__m512d (&x)[N]) {
+  __m512d shifted[N], high[N], rest[N], r[N], p[N];
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < N; ++i) {
+    x[i] = _mm512_max_pd(_mm512_set1_pd(-800.0),
+                         _mm512_min_pd(_mm512_set1_pd(800.0), x[i]));  // NaN, the second operand, stays
+    shifted[i] = _mm512_add_pd(_mm512_mul_pd(x[i], _mm512_set1_pd(0x1.71547652b82fep0)),
+                               _mm512_set1_pd(exact::detail::kRoundToInteger));
+    const __m512d n = _mm512_sub_pd(shifted[i], _mm512_set1_pd(exact::detail::kRoundToInteger));
+    high[i] = _mm512_sub_pd(x[i], _mm512_mul_pd(n, _mm512_set1_pd(exact::detail::kLn2High)));
+    rest[i] = _mm512_mul_pd(n, _mm512_set1_pd(exact::detail::kLn2Low));
+    r[i] = _mm512_sub_pd(high[i], rest[i]);
+    p[i] = _mm512_set1_pd(1.0 / 6227020800.0);
+  }
+  constexpr double kTerms[] = {1.0 / 479001600.0,
+                               1.0 / 39916800.0,
+                               1.0 / 3628800.0,
+                               1.0 / 362880.0,
+                               1.0 / 40320.0,
+                               1.0 / 5040.0,
+                               1.0 / 720.0,
+                               1.0 / 120.0,
+                               1.0 / 24.0,
+                               1.0 / 6.0,
+                               0.5};
+#pragma GCC unroll 11
+  for (const double term : kTerms)
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < N; ++i) p[i] = _mm512_add_pd(_mm512_mul_pd(p[i], r[i]), _mm512_set1_pd(term));
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < N; ++i) {
+    const __m512d tail = _mm512_sub_pd(_mm512_mul_pd(_mm512_mul_pd(r[i], r[i]), p[i]), rest[i]);
+    const __m512d value = _mm512_add_pd(_mm512_set1_pd(1.0), _mm512_add_pd(high[i], tail));
+    const __m256i exponent = _mm512_cvtepi64_epi32(_mm512_castpd_si512(shifted[i]));
+    const __m256i half = _mm256_srai_epi32(exponent, 1);
+    x[i] = _mm512_mul_pd(_mm512_mul_pd(value, power_of_two(half)),
+                         power_of_two(_mm256_sub_epi32(exponent, half)));
+  }
 }
 
 }  // namespace

@@ -159,23 +159,6 @@ struct Ahead {
   }
 };
 
-/// Adds the products of one part of a sixteen, the first or the second of the vectors x [Rows], with
-/// weights(feature).
-template <std::size_t Which, std::size_t Rows, std::size_t Features, class Weights>
-inline __attribute__((always_inline)) void add_products(const PanelVector* x, __m512d* sum,
-                                                        const Weights& weights) {
-  __m512d values[Rows];
-#pragma GCC unroll 5
-  for (std::size_t m = 0; m < Rows; ++m) values[m] = panel_values<Which>(x[m]);
-#pragma GCC unroll 8
-  for (std::size_t f = 0; f < Features; ++f) {
-    const __m512d weight = weights(f);
-#pragma GCC unroll 5
-    for (std::size_t m = 0; m < Rows; ++m)
-      sum[f * Rows + m] = _mm512_fmadd_pd(weight, values[m], sum[f * Rows + m]);
-  }
-}
-
 /// w: the weight rows of the group's features.
 template <std::size_t Part, std::size_t Rows>
 DSV41_OUT_OF_LINE void part_sums(const PanelVector* x, const BFloat16* const* w, std::size_t k, Ahead ahead,
@@ -255,10 +238,12 @@ struct Bf16Rows {
   std::size_t k;
   const BFloat16* row(std::size_t feature) const { return values + feature * k; }
 
-  static Sixteen split(const BFloat16* from, __mmask16 mask) {
-    const __m256i words = load_words(from, mask);
-    return {bf16_part<0>(words), bf16_part<1>(words)};
-  }
+  struct Split {
+    Sixteen operator()(const BFloat16* from, __mmask16 mask) const {
+      const __m256i words = load_words(from, mask);
+      return {bf16_part<0>(words), bf16_part<1>(words)};
+    }
+  };
   static double fold_parts(__m512d even, __m512d odd) {
     const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
     return fold(_mm512_permutex2var_pd(even, first, odd),
@@ -273,7 +258,7 @@ struct Fp8Rows {
   std::size_t k;
   const std::uint8_t* row(std::size_t feature) const { return codes + feature * k; }
 
-  static Sixteen split(const BFloat16* from, __mmask16 mask) { return widen(from, mask); }
+  using Split = Halves;
   static double fold_parts(__m512d low, __m512d high) { return fold(low, high); }
 };
 
@@ -348,7 +333,7 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
   double sums[kRowBlock * kTile];
   for (std::size_t first = 0, count; first < rows; first += count, x += count * x_stride) {
     count = portion(rows - first, kRowBlock);
-    if (count > 1) make_panels<Bf16Rows>(x, count, x_stride, w.k, panels);
+    if (count > 1) make_panels<Bf16Rows::Split>(x, count, x_stride, w.k, panels);
     for (std::size_t n = range.begin; n < range.end; n += kTile) {
       const std::size_t features = std::min(kTile, range.end - n);
       const Bf16Rows weights{w.values + n * w.k, w.k};
@@ -359,6 +344,36 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
       for (std::size_t m = 0; m < count; ++m)
         for (std::size_t f = 0; f < features; ++f) emit(first + m, n + f, sums[m * kTile + f]);
     }
+  }
+}
+
+/// What the activations of a block are multiplied with, and how that differs from what they were before.
+struct BlockFactor {
+  double current = 1.0, change = 1.0;
+};
+
+/// Exchanges the factors of the panels' blocks for the scales of a block of features, in place: factors are
+/// powers of two, so that nothing is rounded. A vector lies within a block.
+void scale_panels(PanelVector* panels, std::size_t rows, std::size_t k, const std::uint8_t* scales,
+                  std::vector<BlockFactor>& factors) {
+  const std::size_t padding = padded_length(k) / kBlock - factors.size();
+  for (std::size_t b = 0; b < factors.size(); ++b) {
+    const double factor = static_cast<double>(decode_e8m0(scales[b])) * unquantized_fp8::kActivationFactor;
+    factors[b] = {factor, factor / factors[b].current};
+  }
+  for (std::size_t first = 0, group; first < rows; first += group) {
+    group = portion(rows - first, kMaxGroup);
+    for (std::size_t part = 0; part < 2; ++part, panels += padding * group)
+      for (const BlockFactor& factor : factors) {
+        if (factor.change == 1.0) {
+          panels += group;
+          continue;
+        }
+        const __m512d change = _mm512_set1_pd(factor.change);
+        for (std::size_t m = 0; m < group; ++m, ++panels)
+          *panels = join_values(_mm512_mul_pd(panel_values<0>(*panels), change),
+                                _mm512_mul_pd(panel_values<1>(*panels), change));
+      }
   }
 }
 
@@ -387,7 +402,7 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
   for (std::size_t first = 0, count; first < rows;
        first += count, x += count * x_stride, out += count * out_stride) {
     count = portion(rows - first, kRowBlock);
-    make_panels<Fp8Rows>(x, count, x_stride, k, panels);
+    make_panels<Fp8Rows::Split>(x, count, x_stride, k, panels);
     factors.assign(blocks, {});
     for (std::size_t begin = range.begin, end; begin < range.end; begin = end) {
       end = std::min(range.end, (begin / kBlock + 1) * kBlock);  // features that share their scales
