@@ -16,6 +16,7 @@ namespace {
 constexpr std::size_t kHeads = 8;        // heads per vector
 constexpr std::size_t kScoreHeads = 4;   // heads that share the widening of a key, and …
 constexpr std::size_t kScoreSlots = 6;   // … slots that share the loads of queries: 24 sums in registers
+constexpr std::size_t kValueSums = 16;   // of values, in registers
 constexpr std::size_t kSlotBlock = 128;  // slots that stay in the second-level cache while all heads pass
 constexpr std::size_t kChains = 4;       // exponentials side by side
 constexpr float kMaximumFloor = -1e30f;  // an empty row yields zeros, not NaN
@@ -106,32 +107,35 @@ inline __m512d exponentials(float* scores, std::size_t slots, std::size_t stride
   return _mm512_add_pd(denominator, sink[0]);
 }
 
-/// sums [Heads][dim] += probabilities [slots][kHeads] times the values of the slots, in ascending slots.
+/// sums [Heads][dim] += probabilities [slots][kHeads] times the values of the slots, in ascending slots; dim
+/// is a multiple of kSums / Heads vectors.
 template <std::size_t Heads>
 DSV41_OUT_OF_LINE void add_values(const double* probabilities, const float* const* kv, std::size_t slots,
                                   std::size_t dim, double* sums) {
-  for (std::size_t d = 0; d < dim; d += kWidth) {
-    __m512d sum[Heads][2];
+  constexpr std::size_t kVectors = kValueSums / Heads;
+  for (std::size_t d = 0; d < dim; d += 8 * kVectors) {
+    __m512d sum[Heads][kVectors];
 #pragma GCC unroll 8
     for (std::size_t h = 0; h < Heads; ++h)
-#pragma GCC unroll 2
-      for (std::size_t half = 0; half < 2; ++half)
-        sum[h][half] = _mm512_loadu_pd(sums + h * dim + d + 8 * half);
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < kVectors; ++v) sum[h][v] = _mm512_loadu_pd(sums + h * dim + d + 8 * v);
     for (std::size_t s = 0; s < slots; ++s) {
-      const __m512d low = _mm512_cvtps_pd(_mm256_loadu_ps(kv[s] + d));
-      const __m512d high = _mm512_cvtps_pd(_mm256_loadu_ps(kv[s] + d + 8));
+      __m512d values[kVectors];
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < kVectors; ++v)
+        values[v] = _mm512_cvtps_pd(_mm256_loadu_ps(kv[s] + d + 8 * v));
 #pragma GCC unroll 8
       for (std::size_t h = 0; h < Heads; ++h) {
         const __m512d probability = _mm512_set1_pd(probabilities[s * kHeads + h]);
-        sum[h][0] = _mm512_fmadd_pd(probability, low, sum[h][0]);
-        sum[h][1] = _mm512_fmadd_pd(probability, high, sum[h][1]);
+#pragma GCC unroll 4
+        for (std::size_t v = 0; v < kVectors; ++v)
+          sum[h][v] = _mm512_fmadd_pd(probability, values[v], sum[h][v]);
       }
     }
 #pragma GCC unroll 8
     for (std::size_t h = 0; h < Heads; ++h)
-#pragma GCC unroll 2
-      for (std::size_t half = 0; half < 2; ++half)
-        _mm512_storeu_pd(sums + h * dim + d + 8 * half, sum[h][half]);
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < kVectors; ++v) _mm512_storeu_pd(sums + h * dim + d + 8 * v, sum[h][v]);
   }
 }
 
@@ -152,18 +156,19 @@ void attention(const BFloat16* q, const float* const* kv, std::size_t slots, con
                std::size_t heads, std::size_t dim, BFloat16* out) {
   if (dim % kWidth != 0) return plain_ops().attention(q, kv, slots, sink, scale, heads, dim, out);
   static thread_local Scratch scratch;
-  const std::size_t padded = ceil_div(heads, kHeads) * kHeads;  // lanes beyond `heads` repeat the last one
+  const std::size_t padded = ceil_div(heads, kHeads) * kHeads;  // lanes beyond `heads` hold anything
   reserve(scratch.sums, padded * dim), reserve(scratch.denominators, padded),
       reserve(scratch.scores, slots * padded);
   double* const sums = scratch.sums.data();
   float* const scores = scratch.scores.data();
   PanelVector* const queries = panel_buffer(scratch.queries, padded, dim);
-  const std::size_t panel = padded_length(dim) / 16;  // vectors of each head
-  for (std::size_t head = 0; head < padded; ++head)
+  const std::size_t panel = padded_length(dim) / 16;                     // vectors of each head
+  const std::size_t asked = ceil_div(heads, kScoreHeads) * kScoreHeads;  // the last head again and again
+  for (std::size_t head = 0; head < asked; ++head)
     fill_panel_row<Halves>(q + std::min(head, heads - 1) * dim, dim, kScoreHeads, head % kScoreHeads,
                            queries + head / kScoreHeads * kScoreHeads * panel);
   for (std::size_t slot = 0; slot < slots; slot += kScoreSlots)
-    for (std::size_t head = 0; head < padded; head += kScoreHeads)
+    for (std::size_t head = 0; head < asked; head += kScoreHeads)
       score_tile(queries + head * panel, kv + slot, slots - slot, dim, static_cast<double>(scale), padded,
                  scores + slot * padded + head);
   for (std::size_t head = 0; head < padded; head += kHeads) {
@@ -180,7 +185,7 @@ void attention(const BFloat16* q, const float* const* kv, std::size_t slots, con
       for (std::size_t s = 0; s < count; ++s)
         _mm512_store_pd(probabilities + s * kHeads,
                         _mm512_cvtps_pd(_mm256_loadu_ps(scores + (slot + s) * padded + head)));
-      if (heads - head <= kHeads / 2)
+      if (heads - head <= kHeads / 2 && dim % (2 * kWidth) == 0)
         add_values<kHeads / 2>(probabilities, kv + slot, count, dim, sums + head * dim);
       else
         add_values<kHeads>(probabilities, kv + slot, count, dim, sums + head * dim);
