@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -214,7 +215,8 @@ TEST(BackendEdges, Attention) {
   for (const auto& [heads, slots, dim, size] :
        {AttentionCase{1, 1, 16}, AttentionCase{4, 0, 32}, AttentionCase{5, 7, 64},
         AttentionCase{8, 65, 64, 30.0}, AttentionCase{64, 130, 512}, AttentionCase{3, 4, 40},
-        AttentionCase{2, 640, 128, 5.0}}) {
+        AttentionCase{2, 640, 128, 5.0}, AttentionCase{4, 13, 48}, AttentionCase{4, 129, 96, 10.0},
+        AttentionCase{12, 6, 80}, AttentionCase{13, 260, 16, 20.0}}) {
     SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(slots) + " slots, dim " +
                  std::to_string(dim));
     Inputs inputs(heads + slots + dim);
@@ -228,6 +230,29 @@ TEST(BackendEdges, Attention) {
                     static_cast<float>(1 / std::sqrt(static_cast<double>(dim))), heads, dim, out.data());
       return out;
     });
+  }
+}
+
+/// Queries, values and sinks that are infinite, NaN or of any size; values with more bits than BF16 has.
+TEST(BackendEdges, AttentionSpecialValues) {
+  for (const auto& [heads, slots, dim, size] :
+       {AttentionCase{9, 20, 64}, AttentionCase{4, 9, 48}, AttentionCase{8, 133, 32}}) {
+    for (int kind = 0; kind < 4; ++kind) {
+      SCOPED_TRACE(std::to_string(heads) + " heads, kind " + std::to_string(kind));
+      Inputs inputs(heads + slots + dim);
+      const Halves q = kind == 0 ? mixed(inputs, heads * dim, true) : inputs.bfloat16(heads * dim, size);
+      std::vector<float> values = inputs.fp32(slots * dim), sink = inputs.fp32(heads);
+      if (kind == 1) values = to_floats(mixed(inputs, slots * dim, true));
+      if (kind == 2) sink = to_floats(mixed(inputs, heads, true));
+      if (kind == 3) std::fill_n(values.begin(), dim, std::numeric_limits<float>::quiet_NaN());
+      std::vector<const float*> kv(slots);
+      for (std::size_t s = 0; s < slots; ++s) kv[s] = values.data() + s * dim;
+      expect_equal([&](const Ops& ops) {
+        Halves out(heads * dim);
+        ops.attention(q.data(), kv.data(), slots, sink.data(), 0.125f, heads, dim, out.data());
+        return out;
+      });
+    }
   }
 }
 
