@@ -54,10 +54,16 @@ Json run_ops(const Options& options) {
           [&] { ops.sum_experts(x.data(), 3, y.data(), kDim, out.data()); });
 
   const std::vector<float> projections(24 * kCopies * kDim, 0.01f);
-  std::vector<double> mixed(24);
-  measure("mix_projections 24 x 20480", static_cast<double>(projections.size() * sizeof(float)), "byte", [&] {
-    ops.mix_projections(x.data(), {projections.data(), 24, kCopies * kDim}, 1e-6f, {0, 24}, mixed.data());
-  });
+  for (const std::size_t rows : {1, 4}) {
+    const std::vector<BFloat16> streams = activations(rows * kCopies * kDim, 3);
+    std::vector<double> mixed(rows * 24);
+    const std::string name =
+        "mix_projections 24 x 20480" + (rows > 1 ? ", rows " + std::to_string(rows) : "");
+    measure(name, static_cast<double>(projections.size() * sizeof(float)), "byte", [&] {
+      ops.mix_projections(streams.data(), rows, {projections.data(), 24, kCopies * kDim}, 1e-6f, {0, 24},
+                          mixed.data());
+    });
+  }
 
   std::vector<float> decoded(kHeadDim);
   const std::vector<std::uint8_t> packed = random_bytes(kHeadDim / 2, 5), window = gaussian_e4m3(kHeadDim, 6);

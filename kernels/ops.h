@@ -62,8 +62,10 @@ struct Ops {
   /// hc_post: out[k] = bf16(post[k]*y + sum_j comb[j,k]*X[j]); comb [copies, copies]. out may alias x.
   void (*expand)(const BFloat16* y, const BFloat16* x, const float* post, const float* comb, std::size_t copies,
                  std::size_t dim, BFloat16* out);
-  /// The projections of mixes(): out[i] = (fn[i] . x) * 1/sqrt(mean(x^2) + eps), fp64, for i in range; x [fn.k].
-  void (*mix_projections)(const BFloat16* x, const F32Matrix& fn, float eps, Range range, double* out);
+  /// The projections of mixes(): out[i] = (fn[i] . x) * 1/sqrt(mean(x^2) + eps), fp64, for i in range; x [rows, fn.k],
+  /// out [rows, fn.n].
+  void (*mix_projections)(const BFloat16* x, std::size_t rows, const F32Matrix& fn, float eps, Range range,
+                          double* out);
   /// Group softmax of the compressor: u, z fp32 [members, dim] -> bf16 [dim].
   void (*compress_group)(const float* u, const float* z, std::size_t members, std::size_t dim, BFloat16* out);
   /// Engram gate of one token: x [copies, dim] in place, key [copies, dim], value [dim], q_weight/k_weight

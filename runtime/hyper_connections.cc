@@ -35,17 +35,20 @@ void HyperConnections::mixes(const Stream& stream, std::size_t rows, const Hyper
   const std::size_t count = weights.fn.n;
   const auto eps = static_cast<float>(context_.config.norm_eps);
   const Ops& ops = context_.compute.ops();
+  ThreadPool& threads = context_.compute.threads();
 
-  // One row leaves only the 24 projections to share out; many rows are shared out whole.
+  // One row leaves only the 24 projections to share out; several rows are shared out whole, some together,
+  // since they share the weights.
   if (rows == 1) {
-    context_.compute.threads().parallel_for(count, 4, [&](Range range) {
-      ops.mix_projections(stream.x.data(), weights.fn, eps, range, projections_.data());
+    threads.parallel_for(count, 4, [&](Range range) {
+      ops.mix_projections(stream.x.data(), 1, weights.fn, eps, range, projections_.data());
     });
   } else {
-    context_.compute.threads().parallel_for(rows, 1, [&](Range range) {
-      for (std::size_t row = range.begin; row < range.end; ++row)
-        ops.mix_projections(stream.x.data() + row * width, weights.fn, eps, {0, count},
-                            projections_.data() + row * count);
+    constexpr std::size_t kTogether = 4;
+    const std::size_t grain = std::min(ceil_div(rows, threads.size()), kTogether);
+    threads.parallel_for(rows, grain, [&](Range range) {
+      ops.mix_projections(stream.x.data() + range.begin * width, range.size(), weights.fn, eps, {0, count},
+                          projections_.data() + range.begin * count);
     });
   }
   for (std::size_t row = 0; row < rows; ++row)

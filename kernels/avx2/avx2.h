@@ -25,7 +25,8 @@ void linear_bf16(const BFloat16* x, std::size_t rows, std::size_t x_stride, cons
 void linear_wide(const BFloat16* x, std::size_t rows, const Bf16Matrix& w, Range range, float* out);
 void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Fp8Matrix& w,
                             Range range, BFloat16* out, std::size_t out_stride);
-void mix_projections(const BFloat16* x, const F32Matrix& fn, float eps, Range range, double* out);
+void mix_projections(const BFloat16* x, std::size_t rows, const F32Matrix& fn, float eps, Range range,
+                     double* out);
 
 // elementwise.cc
 void rms_norm(const BFloat16* x, const BFloat16* weight, float eps, std::size_t rows, std::size_t k,

@@ -267,8 +267,10 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
   }
 }
 
-void mix_projections(const BFloat16* x, const F32Matrix& fn, float eps, Range range, double* out) {
-  if (fn.k % kWidth != 0) return plain_ops().mix_projections(x, fn, eps, range, out);
+namespace {
+
+/// mix_projections of one row.
+void project_row(const BFloat16* x, const F32Matrix& fn, float eps, Range range, double* out) {
   Lanes squares;
   for (std::size_t i = 0; i < fn.k; i += kWidth) {
     __m256d values[4];
@@ -295,6 +297,14 @@ void mix_projections(const BFloat16* x, const F32Matrix& fn, float eps, Range ra
     out[n] = fold(sums[0]) * inverse;
     if (second != n) out[second] = fold(sums[1]) * inverse;
   }
+}
+
+}  // namespace
+
+void mix_projections(const BFloat16* x, std::size_t rows, const F32Matrix& fn, float eps, Range range,
+                     double* out) {
+  if (fn.k % kWidth != 0) return plain_ops().mix_projections(x, rows, fn, eps, range, out);
+  for (std::size_t row = 0; row < rows; ++row) project_row(x + row * fn.k, fn, eps, range, out + row * fn.n);
 }
 
 }  // namespace dsv41::avx2

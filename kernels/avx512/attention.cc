@@ -21,28 +21,6 @@ constexpr std::size_t kSlotBlock = 128;  // slots that stay in the second-level 
 constexpr std::size_t kChains = 4;       // exponentials side by side
 constexpr float kMaximumFloor = -1e30f;  // an empty row yields zeros, not NaN
 
-/// One half of the lanes of the dot products of a panel's four queries with six keys, [slots][heads].
-template <std::size_t Part>
-DSV41_OUT_OF_LINE void score_sums(const PanelVector* queries, const float* const* keys, std::size_t dim,
-                                  __m512d* out) {
-  constexpr std::size_t kSums = kScoreSlots * kScoreHeads;
-  __m512d sum[kSums];
-#pragma GCC unroll 24
-  for (std::size_t j = 0; j < kSums; ++j) sum[j] = _mm512_setzero_pd();
-  std::size_t i = 8 * Part;
-  for (; i + kWidth < dim; i += 2 * kWidth, queries += kScoreHeads) {
-    add_products<0, kScoreHeads, kScoreSlots>(
-        queries, sum, [&](std::size_t s) { return _mm512_cvtps_pd(_mm256_loadu_ps(keys[s] + i)); });
-    add_products<1, kScoreHeads, kScoreSlots>(
-        queries, sum, [&](std::size_t s) { return _mm512_cvtps_pd(_mm256_loadu_ps(keys[s] + i + kWidth)); });
-  }
-  if (i < dim)
-    add_products<0, kScoreHeads, kScoreSlots>(
-        queries, sum, [&](std::size_t s) { return _mm512_cvtps_pd(_mm256_loadu_ps(keys[s] + i)); });
-#pragma GCC unroll 24
-  for (std::size_t j = 0; j < kSums; ++j) out[j] = sum[j];
-}
-
 /// The low halves of two vectors plus their high ones.
 inline __m512d add_halves(__m512d a, __m512d b) {
   return _mm512_add_pd(_mm512_shuffle_f64x2(a, b, 0x44), _mm512_shuffle_f64x2(a, b, 0xEE));
@@ -65,8 +43,8 @@ void score_tile(const PanelVector* queries, const float* const* kv, std::size_t 
   const float* keys[kScoreSlots];  // beyond the last slot the last one again
   for (std::size_t s = 0; s < kScoreSlots; ++s) keys[s] = kv[std::min(s, slots - 1)];
   __m512d first[kScoreSlots * kScoreHeads], second[kScoreSlots * kScoreHeads];
-  score_sums<0>(queries, keys, dim, first);
-  score_sums<1>(queries + padded_length(dim) / 32 * kScoreHeads, keys, dim, second);
+  float_sums<0, kScoreHeads, kScoreSlots>(queries, keys, dim, first);
+  float_sums<1, kScoreHeads, kScoreSlots>(queries + padded_length(dim) / 32 * kScoreHeads, keys, dim, second);
   for (std::size_t s = 0; s < std::min(slots, kScoreSlots); ++s) {
     const __m256d dots = fold_four(first + s * kScoreHeads, second + s * kScoreHeads);
     _mm_storeu_ps(scores + s * stride, _mm256_cvtpd_ps(_mm256_mul_pd(dots, _mm256_set1_pd(scale))));

@@ -66,6 +66,30 @@ struct Halves {
   Sixteen operator()(const BFloat16* from, __mmask16 mask) const { return widen(from, mask); }
 };
 
+inline __m512d widen_eight(const float* from) {
+  return _mm512_cvtps_pd(_mm256_loadu_ps(from));
+}
+/// One part of the sums of a panel made with Halves times fp32 weight rows [k], k a multiple of sixteen: out
+/// [Features][Rows]. `Ahead`: elements to fetch ahead in the first part.
+template <std::size_t Part, std::size_t Rows, std::size_t Features, std::size_t Ahead = 0>
+DSV41_OUT_OF_LINE void float_sums(const PanelVector* x, const float* const* w, std::size_t k, __m512d* out) {
+  constexpr std::size_t kSums = Features * Rows;
+  __m512d sum[kSums];
+#pragma GCC unroll 24
+  for (std::size_t j = 0; j < kSums; ++j) sum[j] = _mm512_setzero_pd();
+  std::size_t i = 8 * Part;
+  for (; i + kWidth < k; i += 2 * kWidth, x += Rows) {
+    if (Part == 0 && Ahead != 0)
+      for (std::size_t f = 0; f < Features; ++f)
+        prefetch_bytes(reinterpret_cast<const std::uint8_t*>(w[f] + i + Ahead), 128);
+    add_products<0, Rows, Features>(x, sum, [&](std::size_t f) { return widen_eight(w[f] + i); });
+    add_products<1, Rows, Features>(x, sum, [&](std::size_t f) { return widen_eight(w[f] + i + kWidth); });
+  }
+  if (i < k) add_products<0, Rows, Features>(x, sum, [&](std::size_t f) { return widen_eight(w[f] + i); });
+#pragma GCC unroll 24
+  for (std::size_t j = 0; j < kSums; ++j) out[j] = sum[j];
+}
+
 /// Room for the panels of `rows` rows.
 inline PanelVector* panel_buffer(std::vector<PanelVector>& buffer, std::size_t rows, std::size_t k) {
   const std::size_t size = rows * padded_length(k) / 16;

@@ -43,7 +43,7 @@ void sum_experts(const BFloat16* experts, std::size_t count, const BFloat16* sha
 void collapse(const BFloat16* x, const float* pre, std::size_t copies, std::size_t dim, BFloat16* out);
 void expand(const BFloat16* y, const BFloat16* x, const float* post, const float* comb, std::size_t copies,
             std::size_t dim, BFloat16* out);
-void mix_projections(const BFloat16* x, const F32Matrix& fn, float eps, Range range, double* out);
+void mix_projections(const BFloat16* x, std::size_t rows, const F32Matrix& fn, float eps, Range range, double* out);
 void engram_gate(BFloat16* x, const BFloat16* key, const BFloat16* value, const BFloat16* q_weight,
                  const BFloat16* k_weight, float eps, std::size_t copies, std::size_t dim, float* gate);
 

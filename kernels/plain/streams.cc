@@ -58,14 +58,17 @@ void expand(const BFloat16* y, const BFloat16* x, const float* post, const float
   }
 }
 
-void mix_projections(const BFloat16* x, const F32Matrix& fn, float eps, Range range, double* out) {
-  const double inverse = inverse_rms(x, fn.k, eps);
-  for (std::size_t feature = range.begin; feature < range.end; ++feature) {
-    const float* const weights = fn.values + feature * fn.k;
-    const double dot = wide_sum(fn.k, [=](std::size_t i) {
-      return static_cast<double>(weights[i]) * static_cast<double>(to_float(x[i]));
-    });
-    out[feature] = dot * inverse;
+void mix_projections(const BFloat16* x, std::size_t rows, const F32Matrix& fn, float eps, Range range,
+                     double* out) {
+  for (std::size_t row = 0; row < rows; ++row, x += fn.k, out += fn.n) {
+    const double inverse = inverse_rms(x, fn.k, eps);
+    for (std::size_t feature = range.begin; feature < range.end; ++feature) {
+      const float* const weights = fn.values + feature * fn.k;
+      const double dot = wide_sum(fn.k, [=](std::size_t i) {
+        return static_cast<double>(weights[i]) * static_cast<double>(to_float(x[i]));
+      });
+      out[feature] = dot * inverse;
+    }
   }
 }
 

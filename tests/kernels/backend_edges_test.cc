@@ -182,16 +182,22 @@ TEST(BackendEdges, Elementwise) {
 }
 
 TEST(BackendEdges, MixProjections) {
-  for (const std::size_t k : {16, 64, 1000, 20480}) {
+  for (const std::size_t k : {16, 64, 1000, 1008, 20480}) {
     Inputs inputs(k);
-    const Halves x = inputs.bfloat16(k);
+    const std::size_t rows = 7;
+    const Halves x = inputs.bfloat16(rows * k);
+    Halves special = x;
+    special[k].bits = 0x7F80;
+    special[3 * k + 5].bits = 0xFFC0;
+    std::fill_n(special.begin() + static_cast<std::ptrdiff_t>(4 * k), k, BFloat16{0x8000});
     const std::vector<float> weights = inputs.fp32(24 * k);
-    for (const Range range : {Range{0, 24}, Range{3, 8}})
-      expect_equal([&](const Ops& ops) {
-        std::vector<double> out(24);
-        ops.mix_projections(x.data(), {weights.data(), 24, k}, 1e-6f, range, out.data());
-        return out;
-      });
+    for (const Halves& values : {x, special})
+      for (const Range range : {Range{0, 24}, Range{3, 8}})
+        expect_equal([&](const Ops& ops) {
+          std::vector<double> out(rows * 24);
+          ops.mix_projections(values.data(), rows, {weights.data(), 24, k}, 1e-6f, range, out.data());
+          return out;
+        });
   }
 }
 

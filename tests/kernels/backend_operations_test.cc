@@ -185,15 +185,16 @@ void expand(const Ops& ops, Results& results) {
 void mix_projections(const Ops& ops, Results& results) {
   Inputs inputs(19);
   for (const std::size_t k : {4, 60, 512, 768, 20480})
-    for (const double size : {1.0, 1e-20, 1e10}) {
-      const std::size_t n = 24;
-      const auto x = inputs.bfloat16(k, size);
-      const auto fn = inputs.fp32(n * k);
-      std::vector<double> out(n);
-      ops.mix_projections(x.data(), {fn.data(), n, k}, 1e-20f, {0, 7}, out.data());
-      ops.mix_projections(x.data(), {fn.data(), n, k}, 1e-20f, {7, n}, out.data());
-      results.add(out);
-    }
+    for (const double size : {1.0, 1e-20, 1e10})
+      for (const std::size_t rows : {1, 2, 3, 4, 5}) {
+        const std::size_t n = 24;
+        const auto x = inputs.bfloat16(rows * k, size);
+        const auto fn = inputs.fp32(n * k);
+        std::vector<double> out(rows * n);
+        ops.mix_projections(x.data(), rows, {fn.data(), n, k}, 1e-20f, {0, 7}, out.data());
+        ops.mix_projections(x.data(), rows, {fn.data(), n, k}, 1e-20f, {7, n}, out.data());
+        results.add(out);
+      }
 }
 
 void compress_group(const Ops& ops, Results& results) {

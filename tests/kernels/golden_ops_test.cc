@@ -234,7 +234,7 @@ void hyper_connections(const Ops& ops) {
     for (std::size_t row = 0; row < rows; ++row) {
       const BFloat16* const stream = &x[row * copies * dim];
       std::vector<double> projections(mixes);
-      ops.mix_projections(stream, {fn.data(), mixes, copies * dim}, kEps, {0, mixes}, projections.data());
+      ops.mix_projections(stream, 1, {fn.data(), mixes, copies * dim}, kEps, {0, mixes}, projections.data());
       const auto row_pre = std::span(pre).subspan(row * copies, copies);
       const auto row_post = std::span(post).subspan(row * copies, copies);
       const auto row_comb = std::span(comb).subspan(row * copies * copies, copies * copies);
