@@ -14,6 +14,9 @@ const Ops& avx512_ops() {
     table.linear_bf16 = avx512::linear_bf16;
     table.linear_wide = avx512::linear_wide;
     table.linear_fp8_unquantized = avx512::linear_fp8_unquantized;
+    table.swiglu = avx512::swiglu;
+    table.collapse = avx512::collapse;
+    table.expand = avx512::expand;
     table.mix_projections = avx512::mix_projections;
     table.attention = avx512::attention;
     table.index_scores = avx512::index_scores;

@@ -21,7 +21,13 @@ void linear_bf16(const BFloat16* x, std::size_t rows, std::size_t x_stride, cons
 void linear_wide(const BFloat16* x, std::size_t rows, const Bf16Matrix& w, Range range, float* out);
 void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Fp8Matrix& w,
                             Range range, BFloat16* out, std::size_t out_stride);
-void mix_projections(const BFloat16* x, std::size_t rows, const F32Matrix& fn, float eps, Range range, double* out);
+void swiglu(const BFloat16* gate, const BFloat16* up, float weight, float limit, std::size_t n,
+            BFloat16* out);
+void collapse(const BFloat16* x, const float* pre, std::size_t copies, std::size_t dim, BFloat16* out);
+void expand(const BFloat16* y, const BFloat16* x, const float* post, const float* comb, std::size_t copies,
+            std::size_t dim, BFloat16* out);
+void mix_projections(const BFloat16* x, std::size_t rows, const F32Matrix& fn, float eps, Range range,
+                     double* out);
 void attention(const BFloat16* q, const float* const* kv, std::size_t slots, const float* sink, float scale,
                std::size_t heads, std::size_t dim, BFloat16* out);
 void index_scores(const std::uint8_t* query_codes, const std::uint8_t* query_scales,
