@@ -175,7 +175,7 @@ DSV41_OUT_OF_LINE void part_sums(const PanelVector* x, const BFloat16* const* w,
     add_products<1, Rows, kFeatures>(
         x, sum, [&](std::size_t f) { return bf16_part<Part>(load32(w[f] + i + kWidth)); });
   }
-  if (i < k) {
+  if (i < k) {  // masked loads only here: they cost an instruction more
     const std::size_t middle = std::min(k, i + kWidth);
     const __mmask16 first = first_values(k - i), second = first_values(k - middle);
     add_products<0, Rows, kFeatures>(
