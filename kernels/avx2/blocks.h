@@ -131,9 +131,12 @@ inline __m256i broadcast_dword(const void* from) {
   return _mm256_set1_epi32(value);
 }
 
-/// [a0+a1+a2+a3, b0+.., c0+.., d0+..] in each 128-bit half.
+/// [a0+a1+a2+a3, b0+.., c0+.., d0+..] in each 128-bit half. Not with horizontal additions: each of them costs
+/// more than the two shuffles and the addition that it stands for.
 inline __m256i sum_quads(__m256i a, __m256i b, __m256i c, __m256i d) {
-  return _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+  const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+  return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
 }
 
 /// acc (one lane per row) += the terms of rows 0..7 for `count` blocks in ascending order; terms [8][stride]

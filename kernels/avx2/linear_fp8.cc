@@ -13,10 +13,12 @@
 #include "kernels/avx2/target_begin.h"
 
 #include "kernels/avx2/blocks.h"
+#include "kernels/avx2/fp8_codes.h"
 
 namespace dsv41::avx2 {
 namespace {
 
+constexpr std::size_t kFewRows = 12;         // more share tiles of decoded weights
 constexpr std::int32_t kLimb = 4096;         // base of the second limb
 constexpr std::int32_t kLargestSum = 74898;  // times 28672, the largest weight, stays below 2^31
 
@@ -29,11 +31,6 @@ struct alignas(32) Group {
   std::uint8_t two[kGroup];  // the second limb is in use
 };
 
-constexpr std::size_t place_of(std::size_t k) {
-  const std::size_t eight = k / 8;
-  return (eight == 1 ? 16 : eight == 2 ? 8 : eight * 8) + k % 8;
-}
-
 struct Limbs {
   std::size_t blocks = 0, groups = 0;  // blocks beyond `blocks` of the last group are zero
   std::vector<Group> storage;
@@ -41,11 +38,6 @@ struct Limbs {
   void set(const QuantizedRows& x);
   const Group* row(std::size_t index) const { return storage.data() + index * groups; }
 };
-
-inline void store_words(std::int16_t* to, const __m256i (&v)[4]) {
-  store(to, _mm256_permute4x64_epi64(_mm256_packs_epi32(v[0], v[2]), 0xD8));
-  store(to + 16, _mm256_permute4x64_epi64(_mm256_packs_epi32(v[1], v[3]), 0xD8));
-}
 
 void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
   __m256i v[4];
@@ -90,162 +82,6 @@ void Limbs::set(const QuantizedRows& x) {
         group.scale[b % kGroup] = decode_e8m0(x.scales[row * blocks + b]);
       }
     }
-  }
-}
-
-struct Words {
-  __m256i low, high;  // of the first and the second eight bytes of each 128-bit half
-};
-
-/// 32 codes as multiples of 2^-6, rounded to zero below 2^-3. A code is sign, E/2 (3 bits) | E%2, fraction (3
-/// bits): (8 + fraction) << E%2 comes from the lower half byte, the signed power of four from the upper one.
-inline Words words_of(__m256i codes) {
-  const __m256i mantissas = _mm256_setr_epi8(8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24, 26, 28, 30, 8,
-                                             9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m256i powers_low = _mm256_setr_epi8(0, 0, 1, 4, 16, 64, 0, 0, 0, 0, -1, -4, -16, -64, 0, 0, 0, 0, 1,
-                                              4, 16, 64, 0, 0, 0, 0, -1, -4, -16, -64, 0, 0);
-  const __m256i powers_high = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 1, 4, 0, 0, -1, -1, -1, -1, -1, -4, 0, 0, 0,
-                                               0, 0, 0, 1, 4, 0, 0, -1, -1, -1, -1, -1, -4);
-  const __m256i half_byte = _mm256_set1_epi8(15);
-  const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(codes, 4), half_byte);
-  const __m256i mantissa = _mm256_shuffle_epi8(mantissas, _mm256_and_si256(codes, half_byte));
-  const __m256i low = _mm256_shuffle_epi8(powers_low, upper), high = _mm256_shuffle_epi8(powers_high, upper);
-  const __m256i zero = _mm256_setzero_si256();
-  return {_mm256_mullo_epi16(_mm256_unpacklo_epi8(mantissa, zero), _mm256_unpacklo_epi8(low, high)),
-          _mm256_mullo_epi16(_mm256_unpackhi_epi8(mantissa, zero), _mm256_unpackhi_epi8(low, high))};
-}
-
-/// One bit per code that words_of does not give exactly or that is zero or NaN.
-inline std::uint32_t rare_codes(__m256i codes) {
-  const __m256i twice = _mm256_add_epi8(_mm256_add_epi8(codes, codes), _mm256_set1_epi8(2 - 128));
-  return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpgt_epi8(_mm256_set1_epi8(-63), twice)));
-}
-
-/// What words_of leaves out of a rare code, in units of 2^-9.
-inline std::int32_t remainder_of(std::uint8_t code) {
-  const std::int32_t exponent = code >> 3 & 15, fraction = code & 7;
-  if (exponent > 3) return 0;
-  const std::int32_t magnitude = exponent == 0 ? fraction : (8 + fraction) << (exponent - 1);
-  return code > 127 ? -magnitude : magnitude;
-}
-
-inline __m256i dot(const Words& w, const std::int16_t* x) {
-  return _mm256_add_epi32(_mm256_madd_epi16(w.low, load(x)), _mm256_madd_epi16(w.high, load(x + 16)));
-}
-
-// ---- one row: each weight row is read once, in order
-// ---------------------------------------------------------------
-
-/// What a weight row leaves for repair(): a block's dot product of each limb, and which codes are rare.
-struct RowState {
-  std::vector<float> terms;             // [kLanes][groups * kGroup]
-  std::vector<std::int32_t> low, high;  // [groups * kGroup]
-  std::vector<std::uint32_t> rare, rare_blocks;
-};
-
-/// Eight blocks; returns how many entries of rare_blocks are filled.
-inline std::size_t group_terms(const Group& x, std::size_t first, const std::uint8_t* codes,
-                               const std::uint8_t* scales, float* terms, std::int32_t* low,
-                               std::int32_t* high, std::uint32_t* rare, std::uint32_t* rare_blocks,
-                               std::size_t rare_count) {
-  __m256i dots[kGroup];
-#pragma GCC unroll 8
-  for (std::size_t b = 0; b < kGroup; ++b) {
-    const __m256i block = load(codes + b * kBlock);
-    const Words w = words_of(block);
-    dots[b] = dot(w, x.limbs[b][0]);
-    if (x.two[b] != 0) [[unlikely]]
-      high[first + b] = sum_lanes(dot(w, x.limbs[b][1]));
-    const std::uint32_t found = rare_codes(block);
-    rare[first + b] = found;
-    rare_blocks[rare_count] = static_cast<std::uint32_t>(first + b);
-    rare_count += found != 0;
-  }
-  const __m256i a = sum_quads(dots[0], dots[1], dots[2], dots[3]),
-                c = sum_quads(dots[4], dots[5], dots[6], dots[7]);
-  const __m256i sums =
-      _mm256_add_epi32(_mm256_permute2x128_si256(a, c, 0x20), _mm256_permute2x128_si256(a, c, 0x31));
-  store(low + first, sums);
-  const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_load_ps(x.unit));
-  _mm256_storeu_ps(terms + first,
-                   _mm256_mul_ps(d, _mm256_mul_ps(_mm256_load_ps(x.scale), load_scales(scales))));
-  return rare_count;
-}
-
-/// The term of one block from both limbs and its rare codes. False when a code is NaN.
-bool repair(const Group& x, std::size_t inside, const std::uint8_t* codes, std::uint32_t rare,
-            std::int32_t low, std::int32_t high, std::uint8_t scale, float* term) {
-  std::int64_t total = low + std::int64_t{kLimb} * (x.two[inside] != 0 ? high : 0);  // units of 2^-6 first
-  total *= 8;
-  for (; rare != 0; rare &= rare - 1) {
-    const auto k = static_cast<std::size_t>(std::countr_zero(rare));
-    if ((codes[k] & 0x7F) == 0x7F) return false;
-    const std::size_t place = place_of(k);
-    const std::int32_t v = x.limbs[inside][0][place] + kLimb * x.limbs[inside][1][place];
-    total += std::int64_t{remainder_of(codes[k])} * v;
-  }
-  const float d = static_cast<float>(total) * (x.unit[inside] * 0.125f);
-  *term = d * (x.scale[inside] * decode_e8m0(scale));
-  return true;
-}
-
-/// The scaled block products of one weight row. False when a weight is NaN.
-DSV41_OUT_OF_LINE bool row_terms(const Limbs& x, const std::vector<std::uint32_t>& two_blocks,
-                                 const std::uint8_t* codes, const std::uint8_t* scales, float* terms,
-                                 RowState& state) {
-  const Group* const groups = x.row(0);
-  const std::size_t whole = x.blocks / kGroup, rest = x.blocks % kGroup;
-  std::int32_t *const low = state.low.data(), *const high = state.high.data();
-  std::uint32_t *const rare = state.rare.data(), *const rare_blocks = state.rare_blocks.data();
-  std::size_t rare_count = 0;
-  for (std::size_t g = 0; g < whole; ++g) {
-    for (std::size_t line = 0; line < 256; line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(codes + g * 256 + kPrefetch + line), _MM_HINT_T0);
-    rare_count = group_terms(groups[g], g * kGroup, codes + g * 256, scales + g * kGroup, terms, low, high,
-                             rare, rare_blocks, rare_count);
-  }
-  if (rest != 0) {  // the row ends inside a group: nothing beyond it may be read
-    std::uint8_t last_codes[256] = {}, last_scales[kGroup] = {};
-    std::memcpy(last_codes, codes + whole * 256, rest * kBlock);
-    std::memcpy(last_scales, scales + whole * kGroup, rest);
-    rare_count = group_terms(groups[whole], whole * kGroup, last_codes, last_scales, terms, low, high, rare,
-                             rare_blocks, rare_count);
-  }
-  const auto fix = [&](std::size_t b) {
-    return repair(groups[b / kGroup], b % kGroup, codes + b * kBlock, rare[b], low[b], high[b], scales[b],
-                  terms + b);
-  };
-  for (const std::uint32_t b : two_blocks)
-    if (!fix(b)) return false;
-  for (std::size_t i = 0; i < rare_count; ++i)
-    if (rare_blocks[i] < x.blocks && !fix(rare_blocks[i])) return false;
-  return true;
-}
-
-void one_row(const QuantizedRows& rows, const Limbs& x, const Fp8Matrix& w, Range range, BFloat16* out) {
-  static thread_local RowState state;
-  static thread_local std::vector<std::uint32_t> two_blocks;
-  const std::size_t stride = x.groups * kGroup;
-  if (state.low.size() < stride) {
-    state.terms.resize(kLanes * stride), state.low.resize(stride), state.high.resize(stride);
-    state.rare.resize(stride), state.rare_blocks.resize(stride + 1);
-  }
-  two_blocks.clear();
-  for (std::size_t b = 0; b < x.blocks; ++b)
-    if (x.row(0)[b / kGroup].two[b % kGroup] != 0) two_blocks.push_back(static_cast<std::uint32_t>(b));
-  for (std::size_t n = range.begin; n < range.end; n += kLanes) {
-    const std::size_t count = std::min(kLanes, range.end - n);
-    const std::uint8_t *const first = w.scales + n / kBlock * x.blocks, *const last =
-                                                                            w.scales + (n + count - 1) /
-                                                                                           kBlock * x.blocks;
-    bool numbers = !holds_e8m0_nan(first, x.blocks) && !holds_e8m0_nan(last, x.blocks);
-    for (std::size_t r = n; r < n + count && numbers; ++r)
-      numbers = row_terms(x, two_blocks, w.codes + r * w.k, w.scales + r / kBlock * x.blocks,
-                          state.terms.data() + (r - n) * stride, state);
-    if (numbers)
-      store_bfloat16(out + n, count, add_terms(state.terms.data(), stride, x.blocks));
-    else
-      plain_ops().linear_fp8(rows, w, {n, n + count}, out);  // NaN spreads as the definition says
   }
 }
 
@@ -468,15 +304,11 @@ void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat1
     plain_ops().linear_fp8(x, w, range, out);
     return;
   }
-  static thread_local Limbs limbs;
-  if (x.rows <= kSingly) {
-    for (std::size_t m = 0; m < x.rows; ++m) {
-      const QuantizedRows row{x.codes + m * w.k, x.scales + m * (w.k / kBlock), 1, w.k};
-      limbs.set(row);
-      one_row(row, limbs, w, range, out + m * w.n);
-    }
+  if (x.rows <= kFewRows) {
+    linear_fp8_few(x, w, range, out);
     return;
   }
+  static thread_local Limbs limbs;
   limbs.set({x.codes, x.scales, x.rows, w.k});
   many_rows(x, limbs, w, range, out);
 }

@@ -210,10 +210,10 @@ std::vector<LinearCase> shapes() {
   std::vector<LinearCase> cases;
   for (const Format format : {Format::Fp8, Format::Fp4})
     for (const auto& [rows, n, k] : std::vector<std::array<std::size_t, 3>>{
-             {1, 1, 32},    {1, 33, 32},   {1, 64, 64},   {1, 100, 160}, {1, 17, 5120}, {1, 49, 2304},
-             {2, 31, 96},   {3, 65, 128},  {4, 40, 1280}, {5, 33, 320},  {6, 16, 192},  {7, 19, 224},
-             {8, 64, 512},  {9, 48, 256},  {16, 35, 96},  {17, 70, 288}, {31, 33, 160}, {33, 18, 64},
-             {64, 36, 128}, {128, 10, 96}, {512, 37, 64}})
+             {1, 1, 32},    {1, 33, 32},  {1, 64, 64},   {1, 100, 160}, {1, 17, 5120}, {1, 49, 2304},
+             {2, 31, 96},   {3, 65, 128}, {4, 40, 1280}, {5, 33, 320},  {6, 16, 192},  {7, 19, 224},
+             {8, 64, 512},  {9, 48, 256}, {12, 21, 416}, {13, 27, 352}, {16, 35, 96},  {17, 70, 288},
+             {31, 33, 160}, {33, 18, 64}, {64, 36, 128}, {128, 10, 96}, {512, 37, 64}})
       cases.push_back({format, rows, n, k});
   return cases;
 }
@@ -246,7 +246,10 @@ INSTANTIATE_TEST_SUITE_P(
                       LinearCase{Format::Fp4, 6, 64, 288}, LinearCase{Format::Fp4, 40, 33, 96},
                       // two rows of weights are a whole number of groups, three are not
                       LinearCase{Format::Fp8, 1, 37, 256}, LinearCase{Format::Fp8, 3, 19, 768},
-                      LinearCase{Format::Fp4, 1, 37, 256}, LinearCase{Format::Fp4, 3, 19, 768}),
+                      LinearCase{Format::Fp4, 1, 37, 256}, LinearCase{Format::Fp4, 3, 19, 768},
+                      // the last group of a row has an odd number of blocks
+                      LinearCase{Format::Fp8, 2, 35, 416}, LinearCase{Format::Fp8, 16, 21, 352},
+                      LinearCase{Format::Fp4, 2, 35, 416}, LinearCase{Format::Fp4, 4, 21, 352}),
     [](const auto& test) { return "Case" + std::to_string(test.index); });
 
 // ---- bf16 and fp32 linears
