@@ -13,7 +13,6 @@ namespace {
 constexpr std::size_t kLanes = 8;        // output features per vector
 constexpr std::size_t kGroup = 8;        // blocks whose results share a vector
 constexpr std::size_t kPrefetch = 8192;  // bytes of weights fetched ahead of their use
-constexpr std::size_t kSingly = 2;       // up to so many rows go one by one: a decoded tile would not pay
 
 inline __m256i load(const void* from) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(from));
@@ -60,6 +59,13 @@ inline std::int32_t sum_lanes(__m256i value) {
   __m128i half = _mm_add_epi32(_mm256_castsi256_si128(value), _mm256_extracti128_si256(value, 1));
   half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4E));
   half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xB1));
+  return _mm_cvtsi128_si32(half);
+}
+
+inline std::int32_t max_lanes(__m256i value) {
+  __m128i half = _mm_max_epi32(_mm256_castsi256_si128(value), _mm256_extracti128_si256(value, 1));
+  half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4E));
+  half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xB1));
   return _mm_cvtsi128_si32(half);
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/avx2/target_begin.h"
 
 #include "kernels/avx2/blocks.h"
+#include "kernels/avx2/fp4_codes.h"
 
 namespace dsv41::avx2 {
 namespace {
@@ -37,16 +38,6 @@ struct Digits {
   const Group* row(std::size_t index) const { return storage.data() + index * groups; }
 };
 
-/// Bytes of four vectors of small dwords in ascending order, even elements in the lower half, odd in the
-/// upper.
-inline __m256i even_odd_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
-  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-  const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  const __m256i split = _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8,
-                                         10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-  return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(ordered, split), 0xD8);
-}
-
 inline std::int32_t start_of(__m256i digits) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(12), digits);
   __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
@@ -66,10 +57,10 @@ void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
   __m256i rest = _mm256_setzero_si256();
   for (std::size_t i = 0; i < 4; ++i) {
     v[i] = _mm256_sra_epi32(v[i], count);
-    digit[0][i] = _mm256_srai_epi32(_mm256_slli_epi32(v[i], 24), 24);
-    const __m256i above = _mm256_srai_epi32(_mm256_sub_epi32(v[i], digit[0][i]), 8);
-    digit[1][i] = _mm256_srai_epi32(_mm256_slli_epi32(above, 24), 24);
-    digit[2][i] = _mm256_srai_epi32(_mm256_sub_epi32(above, digit[1][i]), 8);
+    digit[0][i] = low_digit(v[i]);
+    const __m256i above = above_digit(v[i], digit[0][i]);
+    digit[1][i] = low_digit(above);
+    digit[2][i] = above_digit(above, digit[1][i]);
     rest = _mm256_or_si256(rest, digit[2][i]);
   }
   group.wide[b] = _mm256_testz_si256(rest, rest) == 0;
@@ -78,7 +69,7 @@ void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
       -12 * sum_lanes(_mm256_add_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3])));
   group.unit[b] = std::bit_cast<float>((127u - 10u + static_cast<std::uint32_t>(shift)) << 23);
   for (std::size_t d = 0; d < 3; ++d) {
-    const __m256i bytes = even_odd_bytes(digit[d][0], digit[d][1], digit[d][2], digit[d][3]);
+    const __m256i bytes = even_odd_bytes(digit[d]);
     std::int8_t* const to = group.digits[b / 2][d] + b % 2 * 16;
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(bytes));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 32), _mm256_extracti128_si256(bytes, 1));
@@ -100,85 +91,6 @@ void Digits::set(const QuantizedRows& x) {
         group.scale[b % kGroup] = decode_e8m0(x.scales[row * blocks + b]);
       }
     }
-  }
-}
-
-/// Weights of 32 code bytes in half-units plus 12: even elements, odd elements.
-struct Unpacked {
-  __m256i even, odd;
-};
-inline Unpacked unpack(__m256i codes) {
-  const __m256i table = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13,
-                                         14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  const __m256i nibble = _mm256_set1_epi8(15);
-  return {_mm256_shuffle_epi8(table, _mm256_and_si256(codes, nibble)),
-          _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble))};
-}
-
-/// Digit sums of two blocks, four dwords each: at most 4 * 24 * 128 in a 16-bit lane.
-inline __m256i digit_sum(const Unpacked& w, const std::int8_t* digits) {
-  return _mm256_add_epi16(_mm256_maddubs_epi16(w.even, load(digits)),
-                          _mm256_maddubs_epi16(w.odd, load(digits + 32)));
-}
-
-// ---- one row: each weight row is read once, in order, eight blocks at a time
-// --------------------------------------
-
-template <bool Wide>
-inline __m256i group_dots(const Group& x, const std::uint8_t* codes) {
-  const __m256i ones = _mm256_set1_epi16(1), base = _mm256_set1_epi16(256);
-  __m256i dots[4];
-  for (std::size_t q = 0; q < 4; ++q) {
-    const Unpacked w = unpack(load(codes + 32 * q));
-    const __m256i low = digit_sum(w, x.digits[q][0]), high = digit_sum(w, x.digits[q][1]);
-    dots[q] = _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, base));
-    if constexpr (Wide) {
-      const __m256i top = _mm256_madd_epi16(digit_sum(w, x.digits[q][2]), ones);
-      dots[q] = _mm256_add_epi32(dots[q], _mm256_slli_epi32(top, 16));
-    }
-  }
-  const __m256i sums = _mm256_permutevar8x32_epi32(sum_quads(dots[0], dots[1], dots[2], dots[3]),
-                                                   _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  return _mm256_add_epi32(sums, load(x.correction));
-}
-
-inline void group_terms(const Group& x, const std::uint8_t* codes, const std::uint8_t* scales, float* terms) {
-  const __m256i dots = x.any_wide ? group_dots<true>(x, codes) : group_dots<false>(x, codes);
-  const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_load_ps(x.unit));
-  _mm256_storeu_ps(terms, _mm256_mul_ps(d, _mm256_mul_ps(_mm256_load_ps(x.scale), load_scales(scales))));
-}
-
-/// The scaled block products of one weight row, fp32 [groups * kGroup].
-DSV41_OUT_OF_LINE void row_terms(const Group* x, std::size_t blocks, const std::uint8_t* codes,
-                                 const std::uint8_t* scales, float* terms) {
-  const std::size_t whole = blocks / kGroup, rest = blocks % kGroup;
-  for (std::size_t g = 0; g < whole; ++g) {
-    _mm_prefetch(reinterpret_cast<const char*>(codes + g * 128 + kPrefetch), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(codes + g * 128 + kPrefetch + 64), _MM_HINT_T0);
-    group_terms(x[g], codes + g * 128, scales + g * kGroup, terms + g * kGroup);
-  }
-  if (rest != 0) {  // the row ends inside a group: nothing beyond it may be read
-    std::uint8_t last_codes[128] = {}, last_scales[kGroup] = {};
-    std::memcpy(last_codes, codes + whole * 128, rest * 16);
-    std::memcpy(last_scales, scales + whole * kGroup, rest);
-    group_terms(x[whole], last_codes, last_scales, terms + whole * kGroup);
-  }
-}
-
-void one_row(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Range range,
-             std::vector<float>& terms, BFloat16* out) {
-  const std::size_t stride = x.groups * kGroup;
-  terms.resize(std::max(terms.size(), kLanes * stride));
-  for (std::size_t n = range.begin; n < range.end; n += kLanes) {
-    const std::size_t count = std::min(kLanes, range.end - n);
-    if (holds_e8m0_nan(w.scales + n * x.blocks, count * x.blocks)) {
-      plain_ops().linear_fp4(rows, w, {n, n + count}, out);
-      continue;
-    }
-    for (std::size_t r = n; r < n + count; ++r)
-      row_terms(x.row(0), x.blocks, w.codes + r * (w.k / 2), w.scales + r * x.blocks,
-                terms.data() + (r - n) * stride);
-    store_bfloat16(out + n, count, add_terms(terms.data(), stride, x.blocks));
   }
 }
 
@@ -331,16 +243,9 @@ void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat1
     plain_ops().linear_fp4(x, w, range, out);  // NaN spreads as the definition says
     return;
   }
+  if (x.rows <= kFewFp4Rows && linear_fp4_few(x, w, range, out)) return;
   static thread_local Digits digits;
   static thread_local std::vector<float> sums;
-  if (x.rows <= kSingly) {
-    for (std::size_t m = 0; m < x.rows; ++m) {
-      const QuantizedRows row{x.codes + m * w.k, x.scales + m * blocks, 1, w.k};
-      digits.set(row);
-      one_row(row, digits, w, range, sums, out + m * w.n);
-    }
-    return;
-  }
   digits.set({x.codes, x.scales, x.rows, w.k});
   many_rows(x, digits, w, range, sums, out);
 }

@@ -1,0 +1,363 @@
+// FP4 products of one or a few activation rows with AVX2 (docs/numerics.md 1): eight weight rows are read
+// beside each other, four blocks at a time, and every weight once.
+//
+// In units of 2^-9 an activation is h * 2^s + l with an integer h of two balanced base-256 digits and a rest
+// l that is zero for nearly all elements. A weight w is looked up as half-units plus 12, an unsigned byte. So
+// the exact dot product of a block, in units of 2^(s-10), is H + 2^-s * sum(l w) with H = sum(h (w + 12)) -
+// 12 * sum(h): H is below 2^24, an exact fp32 number, and the rests, where there are any, are another one:
+// their sum is rounded once.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "kernels/avx2/avx2.h"
+// (target_begin.h has to come after every other header)
+#include "kernels/avx2/target_begin.h"
+
+#include "kernels/avx2/blocks.h"
+#include "kernels/avx2/fp4_codes.h"
+
+namespace dsv41::avx2 {
+namespace {
+
+constexpr std::size_t kQuad = 4;                    // blocks that are multiplied together
+constexpr std::size_t kQuadBytes = kQuad * 16;      // of weights: a cache line
+constexpr std::size_t kPairs = kLanes / 2;          // of weight rows
+constexpr std::size_t kQuadsAhead = 16;             // fetched ahead in every row: 8 KiB
+constexpr std::int32_t kLargest = 127 * 256 + 127;  // of two balanced digits
+
+/// Scales between these cannot leave the range of normal fp32 numbers, in whatever order they are multiplied
+/// with each other and with a block's dot product: then exact factors may be multiplied in any order.
+constexpr std::uint8_t kSmallestUsual = 72, kLargestUsual = 180;
+
+/// The lane of a block of a quad in the sums of a pair of weight rows: blocks 0 and 2 of both rows, then
+/// blocks 1 and 3.
+constexpr std::size_t lane_of(std::size_t block, std::size_t row) {
+  return block % 2 * 4 + row % 2 * 2 + block % kQuad / 2;
+}
+
+/// Four blocks of an activation row. Arrays of eight have the lanes of a pair of weight rows.
+struct alignas(64) Quad {
+  // The 64-bit parts of a vector belong to blocks 0, 2, 1 and 3; the vectors hold the even and the odd
+  // elements of the first half of each block, then those of the second half.
+  std::int8_t digits[2][4][32];
+  std::int32_t correction[8];  // -12 * sum(h)
+  float unit[8];               // 2^(s-10)
+  float scale[8];              // s_x
+  float rest_unit[8];          // 2^-s
+  float scaled_unit[kQuad];    // by block: unit * scale, for usual scales
+  std::uint32_t first_rest, end_rest;
+};
+
+struct Rest {
+  std::uint32_t place;  // in its quad
+  std::int32_t value;
+};
+
+/// An activation row, prepared. Blocks beyond the row's are zero.
+struct Row {
+  std::vector<Quad> quads;
+  std::vector<Rest> rests;
+
+  void set(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k);
+
+ private:
+  void set_block(Quad& quad, std::size_t block, const std::uint8_t* codes, std::uint8_t scale);
+};
+
+void Row::set(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k) {
+  const std::size_t blocks = k / kBlock;
+  quads.resize(ceil_div(blocks, kQuad));
+  rests.clear();
+  for (std::size_t q = 0; q < quads.size(); ++q) {
+    Quad& quad = quads[q];
+    const std::size_t count = std::min(kQuad, blocks - q * kQuad);
+    if (count < kQuad) quad = {};
+    quad.first_rest = static_cast<std::uint32_t>(rests.size());
+    for (std::size_t i = 0; i < count; ++i)
+      set_block(quad, i, codes + (q * kQuad + i) * kBlock, scales[q * kQuad + i]);
+    quad.end_rest = static_cast<std::uint32_t>(rests.size());
+  }
+}
+
+void Row::set_block(Quad& quad, std::size_t block, const std::uint8_t* codes, std::uint8_t scale) {
+  __m256i v[4];
+  for (std::size_t i = 0; i < 4; ++i) v[i] = integers_of(codes + 8 * i);
+  const std::int32_t largest =
+      max_lanes(_mm256_max_epi32(_mm256_max_epi32(_mm256_abs_epi32(v[0]), _mm256_abs_epi32(v[1])),
+                                 _mm256_max_epi32(_mm256_abs_epi32(v[2]), _mm256_abs_epi32(v[3]))));
+  int s = 0;
+  while ((largest + (1 << s >> 1)) >> s > kLargest) ++s;
+
+  const __m128i count = _mm_cvtsi32_si128(s);
+  const __m256i half = _mm256_set1_epi32(1 << s >> 1);
+  __m256i rest[4], digit[2][4], sum = _mm256_setzero_si256(), any = _mm256_setzero_si256();
+  for (std::size_t i = 0; i < 4; ++i) {
+    const __m256i h = _mm256_sra_epi32(_mm256_add_epi32(v[i], half), count);
+    rest[i] = _mm256_sub_epi32(v[i], _mm256_sll_epi32(h, count));
+    digit[0][i] = low_digit(h);
+    digit[1][i] = above_digit(h, digit[0][i]);
+    sum = _mm256_add_epi32(sum, h);
+    any = _mm256_or_si256(any, rest[i]);
+  }
+  const std::int32_t correction = -12 * sum_lanes(sum);
+  const float unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 - 10 + s) << 23);
+  const float rest_unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 - s) << 23);
+  for (std::size_t row = 0; row < 2; ++row) {
+    const std::size_t lane = lane_of(block, row);
+    quad.correction[lane] = correction, quad.unit[lane] = unit, quad.rest_unit[lane] = rest_unit;
+    quad.scale[lane] = decode_e8m0(scale);
+  }
+  quad.scaled_unit[block] = unit * decode_e8m0(scale);
+  const std::size_t part = lane_of(block, 0) % 4 + lane_of(block, 0) / 4 * 2;
+  for (std::size_t d = 0; d < 2; ++d) {
+    alignas(32) std::int8_t bytes[32];  // even elements of both halves, odd elements of both halves
+    store(bytes, even_odd_bytes(digit[d]));
+    for (std::size_t i = 0; i < 4; ++i)
+      std::memcpy(quad.digits[d][i % 2 * 2 + i / 2] + part * 8, bytes + i * 8, 8);
+  }
+  if (_mm256_testz_si256(any, any) != 0) return;
+  alignas(32) std::int32_t values[kBlock];
+  for (std::size_t i = 0; i < 4; ++i) store(values + 8 * i, rest[i]);
+  for (std::size_t i = 0; i < kBlock; ++i)
+    if (values[i] != 0) rests.push_back({static_cast<std::uint32_t>(block * kBlock + i), values[i]});
+}
+
+/// Eight weight rows, `stride` bytes apart, and their scales.
+struct Weights {
+  const std::uint8_t *codes, *scales;
+  std::size_t stride, scale_stride;
+};
+
+/// Four blocks of a weight row: the first and the second half of each.
+struct QuadWeights {
+  Unpacked first, second;
+};
+inline QuadWeights load_quad(const std::uint8_t* codes) {
+  const __m256i low = load(codes), high = load(codes + 32);
+  return {unpack(_mm256_unpacklo_epi64(low, high)), unpack(_mm256_unpackhi_epi64(low, high))};
+}
+
+/// Sums of one digit: at most 8 * 24 * 128 in a 16-bit lane.
+inline __m256i digit_sum(const QuadWeights& w, const std::int8_t (&digits)[4][32]) {
+  const __m256i first = _mm256_add_epi16(_mm256_maddubs_epi16(w.first.even, load(digits[0])),
+                                         _mm256_maddubs_epi16(w.first.odd, load(digits[1])));
+  const __m256i second = _mm256_add_epi16(_mm256_maddubs_epi16(w.second.even, load(digits[2])),
+                                          _mm256_maddubs_epi16(w.second.odd, load(digits[3])));
+  return _mm256_add_epi16(first, second);
+}
+
+/// Two dwords for each block, which are to be added.
+inline __m256i multiply(const QuadWeights& w, const Quad& x) {
+  const __m256i low = _mm256_madd_epi16(digit_sum(w, x.digits[0]), _mm256_set1_epi16(1));
+  const __m256i high = _mm256_madd_epi16(digit_sum(w, x.digits[1]), _mm256_set1_epi16(256));
+  return _mm256_add_epi32(low, high);
+}
+
+/// The even fp32 lanes of a and those of b, in each 128-bit half; the odd ones.
+inline __m256 even_lanes(__m256 a, __m256 b) {
+  return _mm256_shuffle_ps(a, b, 0x88);
+}
+inline __m256 odd_lanes(__m256 a, __m256 b) {
+  return _mm256_shuffle_ps(a, b, 0xDD);
+}
+
+inline void keep(__m256& value) {
+  asm("" : "+x"(value));
+}
+inline void keep(const Quad*& value) {
+  asm("" : "+r"(value));
+}
+/// H of a pair of weight rows.
+inline __m256 pair_totals(__m256i first, __m256i second, const Quad& x) {
+  const __m256 a = _mm256_castsi256_ps(first), b = _mm256_castsi256_ps(second);
+  const __m256i sums =
+      _mm256_add_epi32(_mm256_castps_si256(even_lanes(a, b)), _mm256_castps_si256(odd_lanes(a, b)));
+  return _mm256_cvtepi32_ps(_mm256_add_epi32(sums, load(x.correction)));
+}
+
+/// s_w of a pair of weight rows.
+template <bool Usual>
+inline __m256 pair_scales(const std::uint8_t* first, const std::uint8_t* second) {
+  const __m256i codes = _mm256_blend_epi32(broadcast_dword(first), broadcast_dword(second), 0xAA);
+  const __m256i to_highest = _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 2, -1, -1, -1, 4, -1, -1, -1, 6, -1,
+                                              -1, -1, 1, -1, -1, -1, 3, -1, -1, -1, 5, -1, -1, -1, 7);
+  const __m256i bits = _mm256_srli_epi32(_mm256_shuffle_epi8(codes, to_highest), 1);
+  return _mm256_castsi256_ps(Usual ? bits : _mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000)));
+}
+
+/// Adds 2^-s * sum(l w) to the totals of a quad.
+DSV41_OUT_OF_LINE void add_rests(const Row& x, const Quad& quad, const std::uint8_t* codes,
+                                 std::size_t stride, __m256 (&totals)[kPairs]) {
+  static constexpr std::array<std::int32_t, 16> kHalves = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                           0, -1, -2, -3, -4, -6, -8, -12};
+  alignas(32) std::int32_t sums[kPairs][8] = {};
+  for (std::size_t i = quad.first_rest; i < quad.end_rest; ++i) {
+    const auto [place, value] = x.rests[i];
+    for (std::size_t r = 0; r < kLanes; ++r)
+      sums[r / 2][lane_of(place / kBlock, r)] +=
+          value * kHalves[codes[r * stride + place / 2] >> (place % 2 * 4) & 15];
+  }
+  for (std::size_t p = 0; p < kPairs; ++p)
+    totals[p] = _mm256_add_ps(
+        totals[p], _mm256_mul_ps(_mm256_cvtepi32_ps(load(sums[p])), _mm256_load_ps(quad.rest_unit)));
+}
+
+/// Adds the scaled products of a quad to the sums of eight weight rows, in ascending order of its blocks.
+template <bool Usual>
+inline __m256 add_quad(__m256 sum, const __m256 (&totals)[kPairs], const __m256 (&scales)[kPairs],
+                       const Quad& x) {
+  __m256 terms[kPairs];
+#pragma GCC unroll 4
+  for (std::size_t p = 0; p < kPairs; ++p) {
+    if constexpr (Usual) {
+      terms[p] = _mm256_mul_ps(totals[p], scales[p]);
+    } else {
+      const __m256 d = _mm256_mul_ps(totals[p], _mm256_load_ps(x.unit));
+      terms[p] = _mm256_mul_ps(d, _mm256_mul_ps(_mm256_load_ps(x.scale), scales[p]));
+    }
+  }
+  const __m256 low[2] = {even_lanes(terms[0], terms[1]), odd_lanes(terms[0], terms[1])};
+  const __m256 high[2] = {even_lanes(terms[2], terms[3]), odd_lanes(terms[2], terms[3])};
+#pragma GCC unroll 4
+  for (std::size_t b = 0; b < kQuad; ++b) {
+    const __m256 rows = b % 2 == 0 ? _mm256_permute2f128_ps(low[b / 2], high[b / 2], 0x20)
+                                   : _mm256_permute2f128_ps(low[b / 2], high[b / 2], 0x31);
+    sum = Usual ? _mm256_fmadd_ps(rows, _mm256_set1_ps(x.scaled_unit[b]), sum) : _mm256_add_ps(sum, rows);
+  }
+  return sum;
+}
+
+/// A quad of one activation row.
+template <bool Usual>
+inline __m256 one_row_quad(__m256 sum, const Row& x, std::size_t q, const Weights& w) {
+  const Quad& quad = x.quads[q];
+  __m256 totals[kPairs], scales[kPairs];
+#pragma GCC unroll 4
+  for (std::size_t p = 0; p < kPairs; ++p) {
+    const std::uint8_t* const codes = w.codes + 2 * p * w.stride;
+    const std::uint8_t* const first_scales = w.scales + 2 * p * w.scale_stride;
+    const Quad* digits = &quad;
+    keep(digits);
+    __m256i first = multiply(load_quad(codes), *digits);
+    keep(first);
+    keep(digits);
+    totals[p] = pair_totals(first, multiply(load_quad(codes + w.stride), *digits), quad);
+    keep(totals[p]);
+    scales[p] = pair_scales<Usual>(first_scales, first_scales + w.scale_stride);
+  }
+  if (quad.first_rest != quad.end_rest) [[unlikely]]
+    add_rests(x, quad, w.codes, w.stride, totals);
+  return add_quad<Usual>(sum, totals, scales, quad);
+}
+
+/// A quad of several activation rows: the weights are kept in the first-level cache for all of them.
+template <bool Usual>
+inline void rows_quad(std::span<const Row> x, std::size_t q, const Weights& w, __m256* sums) {
+  QuadWeights weights[kLanes];
+  __m256 scales[kPairs];
+  for (std::size_t r = 0; r < kLanes; ++r) weights[r] = load_quad(w.codes + r * w.stride);
+  for (std::size_t p = 0; p < kPairs; ++p)
+    scales[p] =
+        pair_scales<Usual>(w.scales + 2 * p * w.scale_stride, w.scales + (2 * p + 1) * w.scale_stride);
+  for (std::size_t m = 0; m < x.size(); ++m) {
+    const Quad& quad = x[m].quads[q];
+    __m256 totals[kPairs];
+#pragma GCC unroll 4
+    for (std::size_t p = 0; p < kPairs; ++p)
+      totals[p] = pair_totals(multiply(weights[2 * p], quad), multiply(weights[2 * p + 1], quad), quad);
+    if (quad.first_rest != quad.end_rest) [[unlikely]]
+      add_rests(x[m], quad, w.codes, w.stride, totals);
+    sums[m] = add_quad<Usual>(sums[m], totals, scales, quad);
+  }
+}
+
+inline void prefetch_rows(const std::uint8_t* codes, std::size_t stride) {
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < kLanes; ++r)
+    _mm_prefetch(reinterpret_cast<const char*>(codes + r * stride), _MM_HINT_T0);
+}
+
+/// Eight features, one in each lane of the sums [rows].
+template <bool Usual>
+DSV41_OUT_OF_LINE void add_tile(std::span<const Row> x, const Weights& tile, std::size_t blocks,
+                                __m256* sums) {
+  const std::size_t whole = blocks / kQuad;
+  for (std::size_t m = 0; m < x.size(); ++m) sums[m] = _mm256_setzero_ps();
+  Weights w = tile;
+  __m256 sum = _mm256_setzero_ps();
+  for (std::size_t q = 0; q < whole; ++q, w.codes += kQuadBytes, w.scales += kQuad) {
+    // Behind the end of the rows come those of the next tile.
+    const std::size_t next = q + kQuadsAhead < whole ? 0 : (kLanes - 1) * w.stride;
+    prefetch_rows(w.codes + kQuadsAhead * kQuadBytes + next, w.stride);
+    if (x.size() == 1)  // by far the most frequent case
+      sum = one_row_quad<Usual>(sum, x[0], q, w);
+    else
+      rows_quad<Usual>(x, q, w, sums);
+  }
+  if (x.size() == 1) sums[0] = sum;
+  if (whole * kQuad == blocks) return;
+  std::uint8_t codes[kLanes * kQuadBytes] = {}, scales[kLanes * kQuad] = {};
+  for (std::size_t r = 0; r < kLanes; ++r) {  // nothing beyond the rows may be read
+    std::memcpy(codes + r * kQuadBytes, w.codes + r * w.stride, blocks % kQuad * 16);
+    std::memcpy(scales + r * kQuad, w.scales + r * w.scale_stride, blocks % kQuad);
+  }
+  rows_quad<Usual>(x, whole, {codes, scales, kQuadBytes, kQuad}, sums);
+}
+
+/// Whether all of the `count` scales are usual ones. NaN is not.
+inline bool usual_scales(const std::uint8_t* scales, std::size_t count) {
+  const __m256i bounds[2] = {_mm256_set1_epi8(static_cast<char>(kSmallestUsual)),
+                             _mm256_set1_epi8(static_cast<char>(kLargestUsual))};
+  __m256i smallest = bounds[0], largest = bounds[1];
+  std::size_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const __m256i codes = load(scales + i);
+    smallest = _mm256_min_epu8(smallest, codes), largest = _mm256_max_epu8(largest, codes);
+  }
+  const __m256i changed =
+      _mm256_or_si256(_mm256_xor_si256(smallest, bounds[0]), _mm256_xor_si256(largest, bounds[1]));
+  return _mm256_testz_si256(changed, changed) != 0 &&
+         std::all_of(scales + i, scales + count,
+                     [](std::uint8_t code) { return code >= kSmallestUsual && code <= kLargestUsual; });
+}
+
+}  // namespace
+
+bool linear_fp4_few(const QuantizedRows& rows, const Fp4Matrix& w, Range range, BFloat16* out) {
+  static thread_local std::vector<Row> storage;
+  if (range.size() < kLanes) return false;
+  if (storage.size() < rows.rows) storage.resize(rows.rows);
+  const std::span<const Row> x(storage.data(), rows.rows);
+  const std::size_t blocks = w.k / kBlock;
+  for (std::size_t m = 0; m < rows.rows; ++m) {
+    storage[m].set(rows.codes + m * w.k, rows.scales + m * blocks, w.k);
+    if (x[m].rests.size() > blocks) return false;
+  }
+  const bool usual_rows = usual_scales(rows.scales, rows.rows * blocks);
+  for (std::size_t next = range.begin; next < range.end; next += kLanes) {
+    const std::size_t n = std::min(next, range.end - kLanes);  // the last tile may compute features again
+    const Weights tile = {w.codes + n * (w.k / 2), w.scales + n * blocks, w.k / 2, blocks};
+    const bool usual = usual_rows && usual_scales(tile.scales, kLanes * blocks);
+    if (!usual && holds_e8m0_nan(tile.scales, kLanes * blocks)) {
+      plain_ops().linear_fp4(rows, w, {n, n + kLanes}, out);  // NaN spreads as the definition says
+      continue;
+    }
+    for (std::size_t line = 0; line < kLanes * blocks; line += 64)  // of the next tile, looked at first
+      _mm_prefetch(reinterpret_cast<const char*>(tile.scales + kLanes * blocks + line), _MM_HINT_T0);
+    __m256 sums[kFewFp4Rows];
+    const auto add = usual ? add_tile<true> : add_tile<false>;
+    add(x, tile, blocks, sums);
+    for (std::size_t m = 0; m < rows.rows; ++m) store_bfloat16(out + m * w.n + n, kLanes, sums[m]);
+  }
+  return true;
+}
+
+}  // namespace dsv41::avx2
+
+#include "kernels/avx2/target_end.h"
