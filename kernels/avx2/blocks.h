@@ -27,6 +27,25 @@ inline void keep(__m256i& value) {
   asm("" : "+x"(value));
 }
 
+inline void keep(__m256& value) {
+  asm("" : "+x"(value));
+}
+inline __m256i kept(__m256i value) {
+  asm("" : "+x"(value));
+  return value;
+}
+inline __m256d kept(__m256d value) {
+  asm("" : "+x"(value));
+  return value;
+}
+
+/// Makes the compiler load again what `from` points to: it would otherwise hold it in registers that sums
+/// need.
+template <class T>
+inline void load_again(const T*& from) {
+  asm("" : "+r"(from));
+}
+
 /// 2^(code-127) of eight dwords holding E8M0 codes; code 255 (NaN) is sorted out before.
 inline __m256 scales_of(__m256i codes) {
   return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(codes, 23), _mm256_set1_epi32(0x00400000)));

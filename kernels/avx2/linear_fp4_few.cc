@@ -167,12 +167,6 @@ inline __m256 odd_lanes(__m256 a, __m256 b) {
   return _mm256_shuffle_ps(a, b, 0xDD);
 }
 
-inline void keep(__m256& value) {
-  asm("" : "+x"(value));
-}
-inline void keep(const Quad*& value) {
-  asm("" : "+r"(value));
-}
 /// H of a pair of weight rows.
 inline __m256 pair_totals(__m256i first, __m256i second, const Quad& x) {
   const __m256 a = _mm256_castsi256_ps(first), b = _mm256_castsi256_ps(second);
@@ -243,10 +237,10 @@ inline __m256 one_row_quad(__m256 sum, const Row& x, std::size_t q, const Weight
     const std::uint8_t* const codes = w.codes + 2 * p * w.stride;
     const std::uint8_t* const first_scales = w.scales + 2 * p * w.scale_stride;
     const Quad* digits = &quad;
-    keep(digits);
+    load_again(digits);
     __m256i first = multiply(load_quad(codes), *digits);
     keep(first);
-    keep(digits);
+    load_again(digits);
     totals[p] = pair_totals(first, multiply(load_quad(codes + w.stride), *digits), quad);
     keep(totals[p]);
     scales[p] = pair_scales<Usual>(first_scales, first_scales + w.scale_stride);

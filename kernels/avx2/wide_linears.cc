@@ -19,8 +19,7 @@ namespace dsv41::avx2 {
 namespace {
 
 constexpr std::size_t kWidth = 16;
-constexpr std::size_t kRowPrefetch =
-    2048;  // bytes: less than kPrefetch is better where two rows are read side by side
+constexpr std::size_t kRowPrefetch = 2048;  // bytes of a single long row that are fetched ahead
 
 void widen_row(const BFloat16* from, std::size_t k, std::size_t padded, double* to) {
   std::size_t i = 0;
@@ -32,10 +31,12 @@ void widen_row(const BFloat16* from, std::size_t k, std::size_t padded, double* 
   for (; i < padded; ++i) to[i] = i < k ? static_cast<double>(to_float(from[i])) : 0.0;
 }
 
-/// Sixteen weights as fp64 parts, from the format they are stored in.
-inline void widen16(const BFloat16* w, __m256d (&parts)[4]) {
-  const __m256 a = widen8(w), b = widen8(w + 8);
-  parts[0] = low_half(a), parts[1] = high_half(a), parts[2] = low_half(b), parts[3] = high_half(b);
+/// Sixteen BF16 values as fp64 parts.
+inline void widen16(const BFloat16* from, __m256d (&parts)[4]) {
+  const __m256i values = load(from), zero = _mm256_setzero_si256();
+  const __m256 a = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, values));  // 0-3 and 8-11
+  const __m256 b = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, values));  // 4-7 and 12-15
+  parts[0] = low_half(a), parts[1] = low_half(b), parts[2] = high_half(a), parts[3] = high_half(b);
 }
 
 /// E4M3 codes times 2^-1016: sign, exponent and fraction moved to their places in an fp64.
@@ -46,53 +47,121 @@ inline __m256d scaled_codes(const std::uint8_t* codes) {
   return _mm256_castsi256_pd(
       _mm256_and_si256(moved, _mm256_set1_epi64x(static_cast<long long>(0x80FE000000000000ull))));
 }
-inline void widen16(const std::uint8_t* w, __m256d (&parts)[4]) {
-  for (std::size_t p = 0; p < 4; ++p) parts[p] = scaled_codes(w + 4 * p);
-}
 
-/// Watches the E4M3 codes that pass by for NaN.
-struct NanWatch {
-  __m128i largest = {};
-  void see(const std::uint8_t* codes) {
-    const __m128i signs = _mm_set1_epi8(-128);
-    largest =
-        _mm_max_epu8(largest, _mm_or_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)), signs));
-  }
-  void see(const BFloat16*) {}
-  bool found() const { return _mm_movemask_epi8(_mm_cmpeq_epi8(largest, _mm_set1_epi8(-1))) != 0; }
+// ---- one activation row and two weight rows
+// -------------------------------------------------------------------------------
+
+/// The sums of a weight row. Not an array, which GCC would keep in memory.
+struct RowSums {
+  __m256d part0 = {}, part1 = {}, part2 = {}, part3 = {};
 };
 
-/// Dot products of one activation row (fp64, zero beyond k) with `Features` weight rows. False when an FP8
-/// weight is NaN.
-template <std::size_t Features, class Weight>
-inline bool dots(const double* x, const Weight* const (&w)[Features], std::size_t k, double* out) {
-  Lanes sums[Features];
-  NanWatch watch;
+/// Adds products of two weight rows with the same activations, in this order: all sums stay in registers.
+inline void add_products(__m256d& first_sum, __m256d& second_sum, __m256d first, __m256d second,
+                         const double* x) {
+  const __m256d activations = kept(_mm256_loadu_pd(x));
+  first_sum = kept(_mm256_fmadd_pd(first, activations, first_sum));
+  second_sum = kept(_mm256_fmadd_pd(second, activations, second_sum));
+}
+
+/// Fetches what the next two rows have in the same place, if they begin `next` weights further.
+template <class Weight>
+inline void prefetch_next(const Weight* const (&w)[2], std::size_t i, std::size_t next) {
+  if (i * sizeof(Weight) % 64 != 0) return;
+  _mm_prefetch(reinterpret_cast<const char*>(w[0] + i + next), _MM_HINT_T0);
+  _mm_prefetch(reinterpret_cast<const char*>(w[1] + i + next), _MM_HINT_T0);
+}
+
+inline void add_sixteen(RowSums& first, RowSums& second, const BFloat16* a, const BFloat16* b,
+                        const double* x) {
+  __m256d of_a[4], of_b[4];
+  widen16(a, of_a);
+  widen16(b, of_b);
+  add_products(first.part0, second.part0, of_a[0], of_b[0], x);
+  add_products(first.part1, second.part1, of_a[1], of_b[1], x + 4);
+  add_products(first.part2, second.part2, of_a[2], of_b[2], x + 8);
+  add_products(first.part3, second.part3, of_a[3], of_b[3], x + 12);
+}
+
+/// `x` fp64, zero beyond k.
+inline void dots(const double* x, const BFloat16* const (&w)[2], std::size_t k, double* out) {
+  RowSums first, second;
   std::size_t i = 0;
   for (; i + kWidth <= k; i += kWidth) {
-    for (std::size_t f = 0; f < Features; ++f) {
-      _mm_prefetch(reinterpret_cast<const char*>(w[f] + i) + kRowPrefetch, _MM_HINT_T0);
-      watch.see(w[f] + i);
-      __m256d parts[4];
-      widen16(w[f] + i, parts);
-      for (std::size_t p = 0; p < 4; ++p)
-        sums[f].part[p] = _mm256_fmadd_pd(parts[p], _mm256_loadu_pd(x + i + 4 * p), sums[f].part[p]);
-    }
+    prefetch_next(w, i, 2 * k);
+    add_sixteen(first, second, w[0] + i, w[1] + i, x + i);
   }
   if (i < k) {
-    for (std::size_t f = 0; f < Features; ++f) {
-      Weight last[kWidth] = {};
-      std::copy(w[f] + i, w[f] + k, last);
-      watch.see(last);
-      __m256d parts[4];
-      widen16(last, parts);
-      for (std::size_t p = 0; p < 4; ++p)
-        sums[f].part[p] = _mm256_fmadd_pd(parts[p], _mm256_loadu_pd(x + i + 4 * p), sums[f].part[p]);
-    }
+    BFloat16 last[2][kWidth] = {};
+    for (std::size_t f = 0; f < 2; ++f) std::copy(w[f] + i, w[f] + k, last[f]);
+    add_sixteen(first, second, last[0], last[1], x + i);
   }
-  for (std::size_t f = 0; f < Features; ++f) out[f] = fold(sums[f]);
-  return !watch.found();
+  out[0] = fold(Lanes{{first.part0, first.part1, first.part2, first.part3}});
+  out[1] = fold(Lanes{{second.part0, second.part1, second.part2, second.part3}});
 }
+
+// Codes become words, four of them in each quarter of a vector, and part p takes word p of every quarter. So
+// it holds the lanes p, p + 4, p + 8 and p + 12, of activations and of sums.
+
+/// Sixteen fp64 values times a factor, in those parts.
+inline void store_split(double* to, const double* from, __m256d factor) {
+  __m256d quarter[4];
+  for (std::size_t q = 0; q < 4; ++q) quarter[q] = _mm256_mul_pd(_mm256_loadu_pd(from + 4 * q), factor);
+  const __m256d even[2] = {_mm256_unpacklo_pd(quarter[0], quarter[1]),
+                           _mm256_unpacklo_pd(quarter[2], quarter[3])};
+  const __m256d odd[2] = {_mm256_unpackhi_pd(quarter[0], quarter[1]),
+                          _mm256_unpackhi_pd(quarter[2], quarter[3])};
+  _mm256_storeu_pd(to, _mm256_permute2f128_pd(even[0], even[1], 0x20));
+  _mm256_storeu_pd(to + 4, _mm256_permute2f128_pd(odd[0], odd[1], 0x20));
+  _mm256_storeu_pd(to + 8, _mm256_permute2f128_pd(even[0], even[1], 0x31));
+  _mm256_storeu_pd(to + 12, _mm256_permute2f128_pd(odd[0], odd[1], 0x31));
+}
+
+/// fold() of sums in those parts: lanes j + (j+8) and 4 within a part, then 2 and 1.
+inline double fold_part(__m256d part) {
+  const __m128d eight = _mm_add_pd(_mm256_castpd256_pd128(part), _mm256_extractf128_pd(part, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(eight, _mm_unpackhi_pd(eight, eight)));
+}
+inline double fold_split(const RowSums& sums) {
+  return (fold_part(sums.part0) + fold_part(sums.part2)) + (fold_part(sums.part1) + fold_part(sums.part3));
+}
+
+/// Sixteen codes as words whose place is the top of an fp64: sign, seven zeros, twice the rest of the code.
+inline __m256i words_of_codes(const std::uint8_t* codes) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+  return _mm256_and_si256(_mm256_add_epi16(wide, wide), _mm256_set1_epi16(static_cast<short>(0x80FE)));
+}
+
+/// The codes are times 2^-1016, k is a multiple of a block, and `x` is split as above. False when a weight is
+/// NaN.
+inline bool dots_of_codes(const double* x, const std::uint8_t* const (&w)[2], std::size_t k, double* out) {
+  // The words of a part get to the top of their quarters by different means: that keeps different units busy.
+  const __m256i upper_quarters = _mm256_setr_epi64x(0, 0x0808000000000000, 0, 0x0808000000000000);
+  const __m256i second = kept(_mm256_add_epi8(_mm256_set1_epi64x(0x0302FFFFFFFFFFFF), upper_quarters));
+  const __m256i third = kept(_mm256_add_epi8(_mm256_set1_epi64x(0x0504FFFFFFFFFFFF), upper_quarters));
+  const __m256i top = kept(_mm256_set1_epi64x(static_cast<long long>(0xFFFF000000000000ull)));
+  RowSums sums[2];
+  __m256i largest = _mm256_setzero_si256();
+  for (std::size_t i = 0; i < k; i += kWidth) {
+    prefetch_next(w, i, 2 * k);
+    const __m256i a = words_of_codes(w[0] + i), b = words_of_codes(w[1] + i);
+    largest = _mm256_max_epu8(largest, _mm256_max_epu8(a, b));
+    add_products(sums[0].part0, sums[1].part0, _mm256_castsi256_pd(_mm256_slli_epi64(a, 48)),
+                 _mm256_castsi256_pd(_mm256_slli_epi64(b, 48)), x + i);
+    add_products(sums[0].part1, sums[1].part1, _mm256_castsi256_pd(_mm256_shuffle_epi8(a, second)),
+                 _mm256_castsi256_pd(_mm256_shuffle_epi8(b, second)), x + i + 4);
+    add_products(sums[0].part2, sums[1].part2, _mm256_castsi256_pd(_mm256_shuffle_epi8(a, third)),
+                 _mm256_castsi256_pd(_mm256_shuffle_epi8(b, third)), x + i + 8);
+    add_products(sums[0].part3, sums[1].part3, _mm256_castsi256_pd(_mm256_and_si256(a, top)),
+                 _mm256_castsi256_pd(_mm256_and_si256(b, top)), x + i + 12);
+  }
+  out[0] = fold_split(sums[0]), out[1] = fold_split(sums[1]);
+  const __m256i nan = _mm256_cmpeq_epi8(largest, _mm256_set1_epi8(-2));
+  return _mm256_testz_si256(nan, nan) != 0;
+}
+
+// ---- many activation rows
+// -------------------------------------------------------------------------------------------------
 
 constexpr std::size_t kFeatures = 4, kRows = 3;  // 12 sums and 5 operands: what the registers hold
 constexpr std::size_t kDepth = 512;    // part of K: four decoded weight rows stay in the first-level cache
@@ -235,15 +304,14 @@ void linear_fp8_unquantized(const BFloat16* x, std::size_t rows, std::size_t x_s
       };
       if (count < kTileRows) {
         for (std::size_t m = 0; m < count; ++m)
-          for (std::size_t i = 0; i < k; i += 4)
-            _mm256_storeu_pd(scaled + m * k + i,
-                             _mm256_mul_pd(_mm256_loadu_pd(wide.data() + m * k + i), factor(i)));
+          for (std::size_t i = 0; i < k; i += kWidth)
+            store_split(scaled + m * k + i, wide.data() + m * k + i, factor(i));
         for (std::size_t n = begin; n < end; n += 2) {
           const std::size_t second = std::min(n + 1, end - 1);
           const std::uint8_t* const features[2] = {w.codes + n * k, w.codes + second * k};
           bool numbers = true;
           for (std::size_t m = 0; m < count && numbers; ++m) {
-            numbers = dots(scaled + m * k, features, k, sums);
+            numbers = dots_of_codes(scaled + m * k, features, k, sums);
             put(m, n, sums[0]);
             put(m, second, sums[second - n]);
           }
