@@ -243,7 +243,10 @@ void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat1
     plain_ops().linear_fp4(x, w, range, out);  // NaN spreads as the definition says
     return;
   }
-  if (x.rows <= kFewFp4Rows && linear_fp4_few(x, w, range, out)) return;
+  if (x.rows <= kFewFp4Rows && range.size() >= kLanes) {
+    linear_fp4_few(x, w, range, out);
+    return;
+  }
   static thread_local Digits digits;
   static thread_local std::vector<float> sums;
   digits.set({x.codes, x.scales, x.rows, w.k});

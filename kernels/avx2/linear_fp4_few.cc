@@ -2,14 +2,13 @@
 // beside each other, four blocks at a time, and every weight once.
 //
 // In units of 2^-9 an activation is h * 2^s + l with an integer h of two balanced base-256 digits and a rest
-// l that is zero for nearly all elements. A weight w is looked up as half-units plus 12, an unsigned byte. So
-// the exact dot product of a block, in units of 2^(s-10), is H + 2^-s * sum(l w) with H = sum(h (w + 12)) -
-// 12 * sum(h): H is below 2^24, an exact fp32 number, and the rests, where there are any, are another one:
-// their sum is rounded once.
+// l of another one, which is zero for nearly all elements. A weight w is looked up as half-units plus 12, an
+// unsigned byte, so that the exact dot product of a block is sum((h * 2^s + l) * (w + 12)) - 12 * sum(h * 2^s
+// + l). Where four blocks have no rests the factor 2^s is left to the scales; everywhere the sum fits 32
+// bits.
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <span>
@@ -38,54 +37,36 @@ constexpr std::uint8_t kSmallestUsual = 72, kLargestUsual = 180;
 /// The lane of a block of a quad in the sums of a pair of weight rows: blocks 0 and 2 of both rows, then
 /// blocks 1 and 3.
 constexpr std::size_t lane_of(std::size_t block, std::size_t row) {
-  return block % 2 * 4 + row % 2 * 2 + block % kQuad / 2;
+  return block % 2 * 4 + row * 2 + block / 2;
+}
+/// The 64-bit part of a vector that belongs to a block.
+constexpr std::size_t part_of(std::size_t block) {
+  return block % 2 * 2 + block / 2;
 }
 
-/// Four blocks of an activation row. Arrays of eight have the lanes of a pair of weight rows.
+/// Four blocks of an activation row. Arrays of eight have the lanes of a pair of weight rows, vectors of
+/// bytes and words 64 bits for each of blocks 0, 2, 1 and 3.
 struct alignas(64) Quad {
-  // The 64-bit parts of a vector belong to blocks 0, 2, 1 and 3; the vectors hold the even and the odd
-  // elements of the first half of each block, then those of the second half.
-  std::int8_t digits[2][4][32];
-  std::int32_t correction[8];  // -12 * sum(h)
-  float unit[8];               // 2^(s-10)
-  float scale[8];              // s_x
-  float rest_unit[8];          // 2^-s
-  float scaled_unit[kQuad];    // by block: unit * scale, for usual scales
-  std::uint32_t first_rest, end_rest;
+  // Of h the low and the high one, then l; even and odd elements of the first half of each block, then of the
+  // second half.
+  std::int8_t digits[3][4][32];
+  std::int16_t factors[2][16];  // of the digits of h, if there are rests: 2^s and 2^(s+8)
+  std::int32_t correction[8];   // -12 * sum(h), or, if there are rests, of the activations
+  float unit[8];                // 2^(s-10), if there are rests 2^-10
+  float scale[8];               // s_x
+  float scaled_unit[kQuad];     // by block: unit * scale, for usual scales
+  bool has_rests;
 };
 
-struct Rest {
-  std::uint32_t place;  // in its quad
-  std::int32_t value;
+/// What the blocks of a quad have to agree on before it is complete.
+struct BlockSums {
+  int shift = 0;                 // s
+  std::int32_t activations = 0;  // their sum
+  bool has_rests = false;
 };
 
-/// An activation row, prepared. Blocks beyond the row's are zero.
-struct Row {
-  std::vector<Quad> quads;
-  std::vector<Rest> rests;
-
-  void set(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k);
-
- private:
-  void set_block(Quad& quad, std::size_t block, const std::uint8_t* codes, std::uint8_t scale);
-};
-
-void Row::set(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k) {
-  const std::size_t blocks = k / kBlock;
-  quads.resize(ceil_div(blocks, kQuad));
-  rests.clear();
-  for (std::size_t q = 0; q < quads.size(); ++q) {
-    Quad& quad = quads[q];
-    const std::size_t count = std::min(kQuad, blocks - q * kQuad);
-    if (count < kQuad) quad = {};
-    quad.first_rest = static_cast<std::uint32_t>(rests.size());
-    for (std::size_t i = 0; i < count; ++i)
-      set_block(quad, i, codes + (q * kQuad + i) * kBlock, scales[q * kQuad + i]);
-    quad.end_rest = static_cast<std::uint32_t>(rests.size());
-  }
-}
-
-void Row::set_block(Quad& quad, std::size_t block, const std::uint8_t* codes, std::uint8_t scale) {
+/// Writes the digits of one block.
+BlockSums set_digits(Quad& quad, std::size_t block, const std::uint8_t* codes) {
   __m256i v[4];
   for (std::size_t i = 0; i < 4; ++i) v[i] = integers_of(codes + 8 * i);
   const std::int32_t largest =
@@ -96,36 +77,57 @@ void Row::set_block(Quad& quad, std::size_t block, const std::uint8_t* codes, st
 
   const __m128i count = _mm_cvtsi32_si128(s);
   const __m256i half = _mm256_set1_epi32(1 << s >> 1);
-  __m256i rest[4], digit[2][4], sum = _mm256_setzero_si256(), any = _mm256_setzero_si256();
+  __m256i digit[3][4], sum = _mm256_setzero_si256(), any = _mm256_setzero_si256();
   for (std::size_t i = 0; i < 4; ++i) {
     const __m256i h = _mm256_sra_epi32(_mm256_add_epi32(v[i], half), count);
-    rest[i] = _mm256_sub_epi32(v[i], _mm256_sll_epi32(h, count));
     digit[0][i] = low_digit(h);
     digit[1][i] = above_digit(h, digit[0][i]);
-    sum = _mm256_add_epi32(sum, h);
-    any = _mm256_or_si256(any, rest[i]);
+    digit[2][i] = _mm256_sub_epi32(v[i], _mm256_sll_epi32(h, count));
+    sum = _mm256_add_epi32(sum, v[i]);
+    any = _mm256_or_si256(any, digit[2][i]);
   }
-  const std::int32_t correction = -12 * sum_lanes(sum);
-  const float unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 - 10 + s) << 23);
-  const float rest_unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 - s) << 23);
-  for (std::size_t row = 0; row < 2; ++row) {
-    const std::size_t lane = lane_of(block, row);
-    quad.correction[lane] = correction, quad.unit[lane] = unit, quad.rest_unit[lane] = rest_unit;
-    quad.scale[lane] = decode_e8m0(scale);
-  }
-  quad.scaled_unit[block] = unit * decode_e8m0(scale);
-  const std::size_t part = lane_of(block, 0) % 4 + lane_of(block, 0) / 4 * 2;
-  for (std::size_t d = 0; d < 2; ++d) {
+  for (std::size_t d = 0; d < 3; ++d) {
     alignas(32) std::int8_t bytes[32];  // even elements of both halves, odd elements of both halves
     store(bytes, even_odd_bytes(digit[d]));
     for (std::size_t i = 0; i < 4; ++i)
-      std::memcpy(quad.digits[d][i % 2 * 2 + i / 2] + part * 8, bytes + i * 8, 8);
+      std::memcpy(quad.digits[d][i % 2 * 2 + i / 2] + part_of(block) * 8, bytes + i * 8, 8);
   }
-  if (_mm256_testz_si256(any, any) != 0) return;
-  alignas(32) std::int32_t values[kBlock];
-  for (std::size_t i = 0; i < 4; ++i) store(values + 8 * i, rest[i]);
-  for (std::size_t i = 0; i < kBlock; ++i)
-    if (values[i] != 0) rests.push_back({static_cast<std::uint32_t>(block * kBlock + i), values[i]});
+  return {s, sum_lanes(sum), _mm256_testz_si256(any, any) == 0};
+}
+
+/// The first `count` blocks of a quad; the others are zero.
+void set_quad(Quad& quad, const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count) {
+  if (count < kQuad) quad = {};
+  BlockSums sums[kQuad];
+  quad.has_rests = false;
+  for (std::size_t b = 0; b < count; ++b) {
+    sums[b] = set_digits(quad, b, codes + b * kBlock);
+    quad.has_rests |= sums[b].has_rests;
+  }
+  for (std::size_t b = 0; b < count; ++b) {
+    const int shift = quad.has_rests ? 0 : sums[b].shift;
+    const float unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 - 10 + shift) << 23);
+    const float scale = decode_e8m0(scales[b]);
+    for (std::size_t row = 0; row < 2; ++row) {
+      const std::size_t lane = lane_of(b, row);
+      quad.correction[lane] = -12 * (sums[b].activations >> shift);
+      quad.unit[lane] = unit, quad.scale[lane] = scale;
+    }
+    quad.scaled_unit[b] = unit * scale;
+    for (std::size_t i = 0; i < 4; ++i)
+      for (std::size_t d = 0; d < 2; ++d)
+        quad.factors[d][part_of(b) * 4 + i] =
+            static_cast<std::int16_t>(1 << (sums[b].shift + 8 * static_cast<int>(d)));
+  }
+}
+
+/// An activation row, prepared.
+using Row = std::vector<Quad>;
+
+void set_row(Row& row, const std::uint8_t* codes, const std::uint8_t* scales, std::size_t blocks) {
+  row.resize(ceil_div(blocks, kQuad));
+  for (std::size_t q = 0; q < row.size(); ++q)
+    set_quad(row[q], codes + q * kQuad * kBlock, scales + q * kQuad, std::min(kQuad, blocks - q * kQuad));
 }
 
 /// Eight weight rows, `stride` bytes apart, and their scales.
@@ -153,10 +155,16 @@ inline __m256i digit_sum(const QuadWeights& w, const std::int8_t (&digits)[4][32
 }
 
 /// Two dwords for each block, which are to be added.
+template <bool Rests>
 inline __m256i multiply(const QuadWeights& w, const Quad& x) {
-  const __m256i low = _mm256_madd_epi16(digit_sum(w, x.digits[0]), _mm256_set1_epi16(1));
-  const __m256i high = _mm256_madd_epi16(digit_sum(w, x.digits[1]), _mm256_set1_epi16(256));
-  return _mm256_add_epi32(low, high);
+  const __m256i low = digit_sum(w, x.digits[0]), high = digit_sum(w, x.digits[1]);
+  if constexpr (Rests) {
+    const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(low, load(x.factors[0])),
+                                         _mm256_madd_epi16(high, load(x.factors[1])));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(digit_sum(w, x.digits[2]), _mm256_set1_epi16(1)));
+  }
+  return _mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)),
+                          _mm256_madd_epi16(high, _mm256_set1_epi16(256)));
 }
 
 /// The even fp32 lanes of a and those of b, in each 128-bit half; the odd ones.
@@ -167,7 +175,7 @@ inline __m256 odd_lanes(__m256 a, __m256 b) {
   return _mm256_shuffle_ps(a, b, 0xDD);
 }
 
-/// H of a pair of weight rows.
+/// The dot products of a pair of weight rows, rounded, in units of the quad.
 inline __m256 pair_totals(__m256i first, __m256i second, const Quad& x) {
   const __m256 a = _mm256_castsi256_ps(first), b = _mm256_castsi256_ps(second);
   const __m256i sums =
@@ -183,23 +191,6 @@ inline __m256 pair_scales(const std::uint8_t* first, const std::uint8_t* second)
                                               -1, -1, 1, -1, -1, -1, 3, -1, -1, -1, 5, -1, -1, -1, 7);
   const __m256i bits = _mm256_srli_epi32(_mm256_shuffle_epi8(codes, to_highest), 1);
   return _mm256_castsi256_ps(Usual ? bits : _mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000)));
-}
-
-/// Adds 2^-s * sum(l w) to the totals of a quad.
-DSV41_OUT_OF_LINE void add_rests(const Row& x, const Quad& quad, const std::uint8_t* codes,
-                                 std::size_t stride, __m256 (&totals)[kPairs]) {
-  static constexpr std::array<std::int32_t, 16> kHalves = {0, 1,  2,  3,  4,  6,  8,  12,
-                                                           0, -1, -2, -3, -4, -6, -8, -12};
-  alignas(32) std::int32_t sums[kPairs][8] = {};
-  for (std::size_t i = quad.first_rest; i < quad.end_rest; ++i) {
-    const auto [place, value] = x.rests[i];
-    for (std::size_t r = 0; r < kLanes; ++r)
-      sums[r / 2][lane_of(place / kBlock, r)] +=
-          value * kHalves[codes[r * stride + place / 2] >> (place % 2 * 4) & 15];
-  }
-  for (std::size_t p = 0; p < kPairs; ++p)
-    totals[p] = _mm256_add_ps(
-        totals[p], _mm256_mul_ps(_mm256_cvtepi32_ps(load(sums[p])), _mm256_load_ps(quad.rest_unit)));
 }
 
 /// Adds the scaled products of a quad to the sums of eight weight rows, in ascending order of its blocks.
@@ -227,81 +218,99 @@ inline __m256 add_quad(__m256 sum, const __m256 (&totals)[kPairs], const __m256 
   return sum;
 }
 
-/// A quad of one activation row.
-template <bool Usual>
-inline __m256 one_row_quad(__m256 sum, const Row& x, std::size_t q, const Weights& w) {
-  const Quad& quad = x.quads[q];
-  __m256 totals[kPairs], scales[kPairs];
-#pragma GCC unroll 4
-  for (std::size_t p = 0; p < kPairs; ++p) {
-    const std::uint8_t* const codes = w.codes + 2 * p * w.stride;
-    const std::uint8_t* const first_scales = w.scales + 2 * p * w.scale_stride;
-    const Quad* digits = &quad;
-    load_again(digits);
-    __m256i first = multiply(load_quad(codes), *digits);
-    keep(first);
-    load_again(digits);
-    totals[p] = pair_totals(first, multiply(load_quad(codes + w.stride), *digits), quad);
-    keep(totals[p]);
-    scales[p] = pair_scales<Usual>(first_scales, first_scales + w.scale_stride);
-  }
-  if (quad.first_rest != quad.end_rest) [[unlikely]]
-    add_rests(x, quad, w.codes, w.stride, totals);
-  return add_quad<Usual>(sum, totals, scales, quad);
-}
-
-/// A quad of several activation rows: the weights are kept in the first-level cache for all of them.
-template <bool Usual>
-inline void rows_quad(std::span<const Row> x, std::size_t q, const Weights& w, __m256* sums) {
-  QuadWeights weights[kLanes];
-  __m256 scales[kPairs];
-  for (std::size_t r = 0; r < kLanes; ++r) weights[r] = load_quad(w.codes + r * w.stride);
-  for (std::size_t p = 0; p < kPairs; ++p)
-    scales[p] =
-        pair_scales<Usual>(w.scales + 2 * p * w.scale_stride, w.scales + (2 * p + 1) * w.scale_stride);
-  for (std::size_t m = 0; m < x.size(); ++m) {
-    const Quad& quad = x[m].quads[q];
-    __m256 totals[kPairs];
-#pragma GCC unroll 4
-    for (std::size_t p = 0; p < kPairs; ++p)
-      totals[p] = pair_totals(multiply(weights[2 * p], quad), multiply(weights[2 * p + 1], quad), quad);
-    if (quad.first_rest != quad.end_rest) [[unlikely]]
-      add_rests(x[m], quad, w.codes, w.stride, totals);
-    sums[m] = add_quad<Usual>(sums[m], totals, scales, quad);
-  }
-}
-
 inline void prefetch_rows(const std::uint8_t* codes, std::size_t stride) {
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < kLanes; ++r)
     _mm_prefetch(reinterpret_cast<const char*>(codes + r * stride), _MM_HINT_T0);
 }
 
+/// Fetches what is read kQuadsAhead quads later; behind the end of the rows come those of the next tile.
+inline void prefetch_ahead(const Weights& w, std::size_t quad, std::size_t quads) {
+  const std::size_t next = quad + kQuadsAhead < quads ? 0 : (kLanes - 1) * w.stride;
+  prefetch_rows(w.codes + kQuadsAhead * kQuadBytes + next, w.stride);
+}
+
+template <bool Rests>
+inline void quad_totals(const Quad& quad, const Weights& w, __m256 (&totals)[kPairs]) {
+  const std::uint8_t* codes = w.codes;
+  for (std::size_t p = 0; p < kPairs; ++p, codes += 2 * w.stride) {
+    const __m256i first = kept(multiply<Rests>(load_quad(codes), quad));
+    const Quad* again = &quad;
+    load_again(again);
+    const __m256i second = kept(multiply<Rests>(load_quad(codes + w.stride), *again));
+    totals[p] = pair_totals(first, second, quad);
+  }
+}
+
+template <bool Usual>
+inline void quad_scales(const Weights& w, __m256 (&scales)[kPairs]) {
+  const std::uint8_t* row = w.scales;
+  for (std::size_t p = 0; p < kPairs; ++p, row += 2 * w.scale_stride)
+    scales[p] = pair_scales<Usual>(row, row + w.scale_stride);
+}
+
+/// The sums of eight weight rows with one activation row over `quads` quads.
+template <bool Usual>
+DSV41_OUT_OF_LINE __m256 sum_quads_of_row(const Row& x, Weights w, std::size_t quads) {
+  __m256 sum = _mm256_setzero_ps();
+  for (std::size_t q = 0; q < quads; ++q, w.codes += kQuadBytes, w.scales += kQuad) {
+    prefetch_ahead(w, q, quads);
+    __m256 totals[kPairs], scales[kPairs];
+    if (x[q].has_rests)
+      quad_totals<true>(x[q], w, totals);
+    else
+      quad_totals<false>(x[q], w, totals);
+    quad_scales<Usual>(w, scales);
+    sum = add_quad<Usual>(sum, totals, scales, x[q]);
+  }
+  return sum;
+}
+
+template <bool Rests>
+inline void quad_totals(const Quad& quad, const QuadWeights (&weights)[kLanes], __m256 (&totals)[kPairs]) {
+  for (std::size_t p = 0; p < kPairs; ++p)
+    totals[p] =
+        pair_totals(multiply<Rests>(weights[2 * p], quad), multiply<Rests>(weights[2 * p + 1], quad), quad);
+}
+
+/// Adds a quad of several activation rows: the weights are kept in the first-level cache for all of them.
+template <bool Usual>
+DSV41_OUT_OF_LINE void add_quad_of_rows(std::span<const Row> x, std::size_t q, const Weights& w,
+                                        __m256* sums) {
+  QuadWeights weights[kLanes];
+  for (std::size_t r = 0; r < kLanes; ++r) weights[r] = load_quad(w.codes + r * w.stride);
+  __m256 totals[kPairs], scales[kPairs];
+  quad_scales<Usual>(w, scales);
+  for (std::size_t m = 0; m < x.size(); ++m) {
+    if (x[m][q].has_rests)
+      quad_totals<true>(x[m][q], weights, totals);
+    else
+      quad_totals<false>(x[m][q], weights, totals);
+    sums[m] = add_quad<Usual>(sums[m], totals, scales, x[m][q]);
+  }
+}
+
 /// Eight features, one in each lane of the sums [rows].
 template <bool Usual>
-DSV41_OUT_OF_LINE void add_tile(std::span<const Row> x, const Weights& tile, std::size_t blocks,
-                                __m256* sums) {
+void add_tile(std::span<const Row> x, Weights w, std::size_t blocks, __m256* sums) {
   const std::size_t whole = blocks / kQuad;
-  for (std::size_t m = 0; m < x.size(); ++m) sums[m] = _mm256_setzero_ps();
-  Weights w = tile;
-  __m256 sum = _mm256_setzero_ps();
-  for (std::size_t q = 0; q < whole; ++q, w.codes += kQuadBytes, w.scales += kQuad) {
-    // Behind the end of the rows come those of the next tile.
-    const std::size_t next = q + kQuadsAhead < whole ? 0 : (kLanes - 1) * w.stride;
-    prefetch_rows(w.codes + kQuadsAhead * kQuadBytes + next, w.stride);
-    if (x.size() == 1)  // by far the most frequent case
-      sum = one_row_quad<Usual>(sum, x[0], q, w);
-    else
-      rows_quad<Usual>(x, q, w, sums);
+  if (x.size() == 1) {
+    sums[0] = sum_quads_of_row<Usual>(x[0], w, whole);
+    w.codes += whole * kQuadBytes, w.scales += whole * kQuad;
+  } else {
+    for (std::size_t m = 0; m < x.size(); ++m) sums[m] = _mm256_setzero_ps();
+    for (std::size_t q = 0; q < whole; ++q, w.codes += kQuadBytes, w.scales += kQuad) {
+      prefetch_ahead(w, q, whole);
+      add_quad_of_rows<Usual>(x, q, w, sums);
+    }
   }
-  if (x.size() == 1) sums[0] = sum;
   if (whole * kQuad == blocks) return;
   std::uint8_t codes[kLanes * kQuadBytes] = {}, scales[kLanes * kQuad] = {};
   for (std::size_t r = 0; r < kLanes; ++r) {  // nothing beyond the rows may be read
     std::memcpy(codes + r * kQuadBytes, w.codes + r * w.stride, blocks % kQuad * 16);
     std::memcpy(scales + r * kQuad, w.scales + r * w.scale_stride, blocks % kQuad);
   }
-  rows_quad<Usual>(x, whole, {codes, scales, kQuadBytes, kQuad}, sums);
+  add_quad_of_rows<Usual>(x, whole, {codes, scales, kQuadBytes, kQuad}, sums);
 }
 
 /// Whether all of the `count` scales are usual ones. NaN is not.
@@ -323,16 +332,13 @@ inline bool usual_scales(const std::uint8_t* scales, std::size_t count) {
 
 }  // namespace
 
-bool linear_fp4_few(const QuantizedRows& rows, const Fp4Matrix& w, Range range, BFloat16* out) {
+void linear_fp4_few(const QuantizedRows& rows, const Fp4Matrix& w, Range range, BFloat16* out) {
   static thread_local std::vector<Row> storage;
-  if (range.size() < kLanes) return false;
   if (storage.size() < rows.rows) storage.resize(rows.rows);
   const std::span<const Row> x(storage.data(), rows.rows);
   const std::size_t blocks = w.k / kBlock;
-  for (std::size_t m = 0; m < rows.rows; ++m) {
-    storage[m].set(rows.codes + m * w.k, rows.scales + m * blocks, w.k);
-    if (x[m].rests.size() > blocks) return false;
-  }
+  for (std::size_t m = 0; m < rows.rows; ++m)
+    set_row(storage[m], rows.codes + m * w.k, rows.scales + m * blocks, blocks);
   const bool usual_rows = usual_scales(rows.scales, rows.rows * blocks);
   for (std::size_t next = range.begin; next < range.end; next += kLanes) {
     const std::size_t n = std::min(next, range.end - kLanes);  // the last tile may compute features again
@@ -349,7 +355,6 @@ bool linear_fp4_few(const QuantizedRows& rows, const Fp4Matrix& w, Range range, 
     add(x, tile, blocks, sums);
     for (std::size_t m = 0; m < rows.rows; ++m) store_bfloat16(out + m * w.n + n, kLanes, sums[m]);
   }
-  return true;
 }
 
 }  // namespace dsv41::avx2
