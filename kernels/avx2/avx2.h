@@ -17,11 +17,9 @@ void quantize_rows(const BFloat16* x, std::size_t rows, std::size_t k, std::uint
 void dequantize_window(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k, float* out);
 void dequantize_group(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k, float* out);
 
-// linear_fp4.cc, linear_fp4_few.cc, linear_fp8.cc, linear_fp8_few.cc, wide_linears.cc
+// linear_fp4.cc, linear_fp8.cc, linear_fp8_few.cc, wide_linears.cc
 void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat16* out);
 void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
-/// linear_fp4 of at most eight rows whose codes and scales are numbers, and at least eight features.
-void linear_fp4_few(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat16* out);
 /// linear_fp8 of a few rows whose codes and scales are numbers.
 void linear_fp8_few(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
 void linear_bf16(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Bf16Matrix& w, Range range,

@@ -164,25 +164,6 @@ inline __m256i sum_quads(__m256i a, __m256i b, __m256i c, __m256i d) {
   return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
 }
 
-/// acc (one lane per row) += the terms of rows 0..7 for `count` blocks in ascending order; terms [8][stride]
-/// fp32, readable up to a multiple of eight blocks.
-inline __m256 add_terms(const float* terms, std::size_t stride, std::size_t count) {
-  __m256 acc = _mm256_setzero_ps();
-  for (std::size_t b = 0; b < count; b += 4) {
-    __m256 row[4];  // row r beside row r + 4
-    for (std::size_t r = 0; r < 4; ++r)
-      row[r] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(terms + r * stride + b)),
-                                    _mm_loadu_ps(terms + (r + 4) * stride + b), 1);
-    const __m256 t0 = _mm256_unpacklo_ps(row[0], row[1]), t1 = _mm256_unpackhi_ps(row[0], row[1]);
-    const __m256 t2 = _mm256_unpacklo_ps(row[2], row[3]), t3 = _mm256_unpackhi_ps(row[2], row[3]);
-    acc = _mm256_add_ps(acc, _mm256_shuffle_ps(t0, t2, 0x44));
-    if (b + 1 < count) acc = _mm256_add_ps(acc, _mm256_shuffle_ps(t0, t2, 0xEE));
-    if (b + 2 < count) acc = _mm256_add_ps(acc, _mm256_shuffle_ps(t1, t3, 0x44));
-    if (b + 3 < count) acc = _mm256_add_ps(acc, _mm256_shuffle_ps(t1, t3, 0xEE));
-  }
-  return acc;
-}
-
 inline void store_bfloat16(BFloat16* out, std::size_t count, __m256 values) {
   alignas(32) float lanes[8];
   _mm256_store_ps(lanes, values);

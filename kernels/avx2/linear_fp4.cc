@@ -1,256 +1,410 @@
-// FP4 linears with AVX2 (docs/numerics.md 1). An activation block is v * 2^(shift-9) with integers v in
-// balanced base-256 digits, weights are looked up as half-units plus 12 (unsigned, as maddubs wants them);
-// every block's dot product is an exact 32-bit integer. Scales and sums then follow the contract literally,
-// subnormals included.
+// FP4 linears with AVX2 (docs/numerics.md 1): eight weight rows are read beside each other, four blocks at a
+// time, and decoded once for up to sixteen activation rows.
+//
+// In units of 2^-9 an activation is h * 2^s + l with an integer h of two balanced base-256 digits and a rest
+// l of another one, which is zero for nearly all elements. A weight w is looked up as half-units plus 12, an
+// unsigned byte, so that the exact dot product of a block is sum((h * 2^s + l) * (w + 12)) - 12 * sum(h * 2^s
+// + l). Where four blocks have no rests the factor 2^s is left to the scales; everywhere the sum fits 32
+// bits.
 #include <immintrin.h>
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <span>
 #include <vector>
 
 #include "kernels/avx2/avx2.h"
-
+// (target_begin.h has to come after every other header)
 #include "kernels/avx2/target_begin.h"
 
 #include "kernels/avx2/blocks.h"
-#include "kernels/avx2/fp4_codes.h"
 
 namespace dsv41::avx2 {
 namespace {
 
-/// Eight blocks of an activation row. Two blocks share 64 bytes per digit, in the order of the two 128-bit
-/// halves of 32 weight bytes: even elements of both blocks, then odd elements of both.
-struct alignas(32) Group {
-  float unit[kGroup];               // 2^(shift-10): half-units of weights included
-  float scale[kGroup];              // s_x
-  std::int32_t correction[kGroup];  // minus 12 times the block's sum of v
-  std::int32_t start[3][kGroup];    // per digit two int16: minus 12 times the digits a half-lane meets
-  std::int8_t digits[kGroup / 2][3][64];
-  std::uint8_t wide[kGroup];  // a third digit is needed
-  bool any_wide;
-};
+constexpr std::size_t kRowsTogether = 16;           // activation rows that share the decoding of a weight
+constexpr std::size_t kQuad = 4;                    // blocks that are multiplied together
+constexpr std::size_t kQuadBytes = kQuad * 16;      // of weights: a cache line
+constexpr std::size_t kPairs = kLanes / 2;          // of weight rows
+constexpr std::size_t kQuadsAhead = 16;             // fetched ahead in every row: 8 KiB
+constexpr std::int32_t kLargest = 127 * 256 + 127;  // of two balanced digits
 
-struct Digits {
-  std::size_t blocks = 0, groups = 0;  // blocks beyond `blocks` of the last group have digits and scale 0
-  std::vector<Group> storage;
+/// Scales between these cannot leave the range of normal fp32 numbers, in whatever order they are multiplied
+/// with each other and with a block's dot product: then exact factors may be multiplied in any order.
+constexpr std::uint8_t kSmallestUsual = 72, kLargestUsual = 180;
 
-  void set(const QuantizedRows& x);
-  const Group* row(std::size_t index) const { return storage.data() + index * groups; }
-};
-
-inline std::int32_t start_of(__m256i digits) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(12), digits);
-  __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-  sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4E));
-  sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xB1));
-  return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sum));
+/// The lane of a block of a quad in the sums of a pair of weight rows: blocks 0 and 2 of both rows, then
+/// blocks 1 and 3.
+constexpr std::size_t lane_of(std::size_t block, std::size_t row) {
+  return block % 2 * 4 + row * 2 + block / 2;
+}
+/// The 64-bit part of a vector that belongs to a block.
+constexpr std::size_t part_of(std::size_t block) {
+  return block % 2 * 2 + block / 2;
 }
 
-void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
+/// Four blocks of an activation row. Arrays of eight have the lanes of a pair of weight rows, vectors of
+/// bytes and words 64 bits for each of blocks 0, 2, 1 and 3.
+struct alignas(64) Quad {
+  // Of h the low and the high one, then l; even and odd elements of the first half of each block, then of the
+  // second half.
+  std::int8_t digits[3][4][32];
+  std::int16_t factors[2][16];  // of the digits of h, if there are rests: 2^s and 2^(s+8)
+  std::int32_t correction[8];   // -12 * sum(h), or, if there are rests, of the activations
+  float unit[8];                // 2^(s-10), if there are rests 2^-10
+  float scale[8];               // s_x
+  float scaled_unit[kQuad];     // by block: unit * scale, for usual scales
+  bool has_rests;
+};
+
+/// The lowest eight bits of every lane as a signed digit.
+inline __m256i low_digit(__m256i values) {
+  return _mm256_srai_epi32(_mm256_slli_epi32(values, 24), 24);
+}
+/// What is left of the values above their low digit.
+inline __m256i above_digit(__m256i values, __m256i digit) {
+  return _mm256_srai_epi32(_mm256_sub_epi32(values, digit), 8);
+}
+
+/// Bytes of four vectors of small dwords in ascending order, even elements in the lower half, odd in the
+/// upper.
+inline __m256i even_odd_bytes(const __m256i (&values)[4]) {
+  const __m256i bytes =
+      _mm256_packs_epi16(_mm256_packs_epi32(values[0], values[1]), _mm256_packs_epi32(values[2], values[3]));
+  const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  const __m256i split = _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8,
+                                         10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+  return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(ordered, split), 0xD8);
+}
+
+/// What the blocks of a quad have to agree on before it is complete.
+struct BlockSums {
+  int shift = 0;                 // s
+  std::int32_t activations = 0;  // their sum
+  bool has_rests = false;
+};
+
+/// Writes the digits of one block.
+BlockSums set_digits(Quad& quad, std::size_t block, const std::uint8_t* codes) {
   __m256i v[4];
   for (std::size_t i = 0; i < 4; ++i) v[i] = integers_of(codes + 8 * i);
-  const std::uint32_t any =
-      or_lanes(_mm256_or_si256(_mm256_or_si256(v[0], v[1]), _mm256_or_si256(v[2], v[3])));
-  const int shift = any != 0 ? std::countr_zero(any) : 0;
-  const __m128i count = _mm_cvtsi32_si128(shift);
-  __m256i digit[3][4];
-  __m256i rest = _mm256_setzero_si256();
+  const std::int32_t largest =
+      max_lanes(_mm256_max_epi32(_mm256_max_epi32(_mm256_abs_epi32(v[0]), _mm256_abs_epi32(v[1])),
+                                 _mm256_max_epi32(_mm256_abs_epi32(v[2]), _mm256_abs_epi32(v[3]))));
+  int s = 0;
+  while ((largest + (1 << s >> 1)) >> s > kLargest) ++s;
+
+  const __m128i count = _mm_cvtsi32_si128(s);
+  const __m256i half = _mm256_set1_epi32(1 << s >> 1);
+  __m256i digit[3][4], sum = _mm256_setzero_si256(), any = _mm256_setzero_si256();
   for (std::size_t i = 0; i < 4; ++i) {
-    v[i] = _mm256_sra_epi32(v[i], count);
-    digit[0][i] = low_digit(v[i]);
-    const __m256i above = above_digit(v[i], digit[0][i]);
-    digit[1][i] = low_digit(above);
-    digit[2][i] = above_digit(above, digit[1][i]);
-    rest = _mm256_or_si256(rest, digit[2][i]);
+    const __m256i h = _mm256_sra_epi32(_mm256_add_epi32(v[i], half), count);
+    digit[0][i] = low_digit(h);
+    digit[1][i] = above_digit(h, digit[0][i]);
+    digit[2][i] = _mm256_sub_epi32(v[i], _mm256_sll_epi32(h, count));
+    sum = _mm256_add_epi32(sum, v[i]);
+    any = _mm256_or_si256(any, digit[2][i]);
   }
-  group.wide[b] = _mm256_testz_si256(rest, rest) == 0;
-  group.any_wide |= group.wide[b] != 0;
-  group.correction[b] =
-      -12 * sum_lanes(_mm256_add_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3])));
-  group.unit[b] = std::bit_cast<float>((127u - 10u + static_cast<std::uint32_t>(shift)) << 23);
   for (std::size_t d = 0; d < 3; ++d) {
-    const __m256i bytes = even_odd_bytes(digit[d]);
-    std::int8_t* const to = group.digits[b / 2][d] + b % 2 * 16;
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(bytes));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 32), _mm256_extracti128_si256(bytes, 1));
-    group.start[d][b] = start_of(bytes);
+    alignas(32) std::int8_t bytes[32];  // even elements of both halves, odd elements of both halves
+    store(bytes, even_odd_bytes(digit[d]));
+    for (std::size_t i = 0; i < 4; ++i)
+      std::memcpy(quad.digits[d][i % 2 * 2 + i / 2] + part_of(block) * 8, bytes + i * 8, 8);
   }
+  return {s, sum_lanes(sum), _mm256_testz_si256(any, any) == 0};
 }
 
-void Digits::set(const QuantizedRows& x) {
-  blocks = x.k / kBlock;
-  groups = ceil_div(blocks, kGroup);
-  if (storage.size() < x.rows * groups) storage.resize(x.rows * groups);
-  for (std::size_t row = 0; row < x.rows; ++row) {
-    for (std::size_t g = 0; g < groups; ++g) {
-      Group& group = storage[row * groups + g];
-      if ((g + 1) * kGroup > blocks) std::memset(static_cast<void*>(&group), 0, sizeof(Group));
-      group.any_wide = false;
-      for (std::size_t b = g * kGroup; b < std::min((g + 1) * kGroup, blocks); ++b) {
-        set_block(group, b % kGroup, x.codes + row * x.k + b * kBlock);
-        group.scale[b % kGroup] = decode_e8m0(x.scales[row * blocks + b]);
-      }
+/// The first `count` blocks of a quad; the others are zero.
+void set_quad(Quad& quad, const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count) {
+  if (count < kQuad) quad = {};
+  BlockSums sums[kQuad];
+  quad.has_rests = false;
+  for (std::size_t b = 0; b < count; ++b) {
+    sums[b] = set_digits(quad, b, codes + b * kBlock);
+    quad.has_rests |= sums[b].has_rests;
+  }
+  for (std::size_t b = 0; b < count; ++b) {
+    const int shift = quad.has_rests ? 0 : sums[b].shift;
+    const float unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 - 10 + shift) << 23);
+    const float scale = decode_e8m0(scales[b]);
+    for (std::size_t row = 0; row < 2; ++row) {
+      const std::size_t lane = lane_of(b, row);
+      quad.correction[lane] = -12 * (sums[b].activations >> shift);
+      quad.unit[lane] = unit, quad.scale[lane] = scale;
     }
+    quad.scaled_unit[b] = unit * scale;
+    for (std::size_t i = 0; i < 4; ++i)
+      for (std::size_t d = 0; d < 2; ++d)
+        quad.factors[d][part_of(b) * 4 + i] =
+            static_cast<std::int16_t>(1 << (sums[b].shift + 8 * static_cast<int>(d)));
   }
 }
 
-// ---- many rows: a tile of 16 features is decoded once per chunk of K, one lane per feature
-// ------------------------
+/// An activation row, prepared.
+using Row = std::vector<Quad>;
 
-constexpr std::size_t kTile = 16;
-constexpr std::size_t kChunk = 32;  // blocks: 16 KiB of decoded weights
+void set_row(Row& row, const std::uint8_t* codes, const std::uint8_t* scales, std::size_t blocks) {
+  row.resize(ceil_div(blocks, kQuad));
+  for (std::size_t q = 0; q < row.size(); ++q)
+    set_quad(row[q], codes + q * kQuad * kBlock, scales + q * kQuad, std::min(kQuad, blocks - q * kQuad));
+}
 
-struct Tile {
-  alignas(32) std::uint8_t
-      weights[kChunk][8][kTile / kLanes][32];  // [block][dword step][octet]: four k of eight features
-  alignas(32) float scales[kChunk][kTile / kLanes][kLanes];
+/// Weights of 32 code bytes in half-units plus 12, unsigned as maddubs wants them: even elements, odd
+/// elements.
+struct Unpacked {
+  __m256i even, odd;
+};
+inline Unpacked unpack(__m256i codes) {
+  const __m256i table = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13,
+                                         14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  const __m256i nibble = _mm256_set1_epi8(15);
+  return {_mm256_shuffle_epi8(table, _mm256_and_si256(codes, nibble)),
+          _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble))};
+}
+
+/// Eight weight rows, `stride` bytes apart, and their scales.
+struct Weights {
+  const std::uint8_t *codes, *scales;
+  std::size_t stride, scale_stride;
 };
 
-void decode_octet(const Fp4Matrix& w, const std::size_t (&features)[kLanes], std::size_t first,
-                  std::size_t count, std::size_t octet, Tile& tile) {
-  const std::uint8_t *codes[kLanes], *scales[kLanes];
-  for (std::size_t r = 0; r < kLanes; ++r) {
-    codes[r] = w.codes + features[r] * (w.k / 2) + first * 16;
-    scales[r] = w.scales + features[r] * (w.k / kBlock) + first;
-  }
-  transpose_scales(scales, count, tile.scales[0][octet], kTile);
-  for (std::size_t b = count; b % kGroup != 0; ++b)
-    std::memset(tile.scales[b][octet], 0, sizeof tile.scales[b][octet]);
-  for (std::size_t b = 0; b < count; ++b) {
-    __m256i dwords[4];
-    transpose_dwords(codes, b * 16, dwords);
-    for (std::size_t j = 0; j < 4; ++j) {
-      const Unpacked bytes = unpack(dwords[j]);
-      store(tile.weights[b][j][octet], bytes.even);
-      store(tile.weights[b][4 + j][octet], bytes.odd);
-    }
-  }
+/// Four blocks of a weight row: the first and the second half of each.
+struct QuadWeights {
+  Unpacked first, second;
+};
+inline QuadWeights load_quad(const std::uint8_t* codes) {
+  const __m256i low = load(codes), high = load(codes + 32);
+  return {unpack(_mm256_unpacklo_epi64(low, high)), unpack(_mm256_unpackhi_epi64(low, high))};
 }
 
-/// The sums of all rows and vectors must be registers, hence the unrolling: GCC would index them in memory.
-/// `Rows` activation rows, row_stride bytes apart, times the decoded chunk; acc [Rows][kTile] keeps the sums
-/// between chunks.
-template <std::size_t Rows>
-DSV41_OUT_OF_LINE void rows_times_tile(const Group* x, std::size_t row_stride, std::size_t groups,
-                                       const Tile& tile, float* acc) {
-  const __m256i ones = _mm256_set1_epi16(1), base = _mm256_set1_epi16(256);
-  __m256 sum[Rows][2];
+/// Sums of one digit: at most 8 * 24 * 128 in a 16-bit lane.
+inline __m256i digit_sum(const QuadWeights& w, const std::int8_t (&digits)[4][32]) {
+  const __m256i first = _mm256_add_epi16(_mm256_maddubs_epi16(w.first.even, load(digits[0])),
+                                         _mm256_maddubs_epi16(w.first.odd, load(digits[1])));
+  const __m256i second = _mm256_add_epi16(_mm256_maddubs_epi16(w.second.even, load(digits[2])),
+                                          _mm256_maddubs_epi16(w.second.odd, load(digits[3])));
+  return _mm256_add_epi16(first, second);
+}
+
+/// Two dwords for each block, which are to be added.
+template <bool Rests>
+inline __m256i multiply(const QuadWeights& w, const Quad& x) {
+  const __m256i low = digit_sum(w, x.digits[0]), high = digit_sum(w, x.digits[1]);
+  if constexpr (Rests) {
+    const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(low, load(x.factors[0])),
+                                         _mm256_madd_epi16(high, load(x.factors[1])));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(digit_sum(w, x.digits[2]), _mm256_set1_epi16(1)));
+  }
+  return _mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)),
+                          _mm256_madd_epi16(high, _mm256_set1_epi16(256)));
+}
+
+/// The even fp32 lanes of a and those of b, in each 128-bit half; the odd ones.
+inline __m256 even_lanes(__m256 a, __m256 b) {
+  return _mm256_shuffle_ps(a, b, 0x88);
+}
+inline __m256 odd_lanes(__m256 a, __m256 b) {
+  return _mm256_shuffle_ps(a, b, 0xDD);
+}
+
+/// The dot products of a pair of weight rows, rounded, in units of the quad.
+inline __m256 pair_totals(__m256i first, __m256i second, const Quad& x) {
+  const __m256 a = _mm256_castsi256_ps(first), b = _mm256_castsi256_ps(second);
+  const __m256i sums =
+      _mm256_add_epi32(_mm256_castps_si256(even_lanes(a, b)), _mm256_castps_si256(odd_lanes(a, b)));
+  return _mm256_cvtepi32_ps(_mm256_add_epi32(sums, load(x.correction)));
+}
+
+/// s_w of a pair of weight rows.
+template <bool Usual>
+inline __m256 pair_scales(const std::uint8_t* first, const std::uint8_t* second) {
+  const __m256i codes = _mm256_blend_epi32(broadcast_dword(first), broadcast_dword(second), 0xAA);
+  const __m256i to_highest = _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 2, -1, -1, -1, 4, -1, -1, -1, 6, -1,
+                                              -1, -1, 1, -1, -1, -1, 3, -1, -1, -1, 5, -1, -1, -1, 7);
+  const __m256i bits = _mm256_srli_epi32(_mm256_shuffle_epi8(codes, to_highest), 1);
+  return _mm256_castsi256_ps(Usual ? bits : _mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000)));
+}
+
+/// Adds the scaled products of a quad to the sums of eight weight rows, in ascending order of its blocks.
+template <bool Usual>
+inline __m256 add_quad(__m256 sum, const __m256 (&totals)[kPairs], const __m256 (&scales)[kPairs],
+                       const Quad& x) {
+  __m256 terms[kPairs];
 #pragma GCC unroll 4
-  for (std::size_t m = 0; m < Rows; ++m)
-#pragma GCC unroll 2
-    for (std::size_t o = 0; o < 2; ++o) sum[m][o] = _mm256_loadu_ps(acc + m * kTile + o * kLanes);
-  const std::uint8_t* weights = tile.weights[0][0][0];
-  const float* scales = tile.scales[0][0];
-  for (std::size_t b = 0; b < groups * kGroup; ++b, weights += sizeof tile.weights[0], scales += kTile) {
-    const Group* const group = x + b / kGroup;
-    const std::size_t inside = b % kGroup;
-    const std::int8_t* const digits = group->digits[inside / 2][0] + inside % 2 * 16;
-    const auto row = [&](const auto* first, std::size_t m) {
-      return reinterpret_cast<decltype(first)>(reinterpret_cast<const char*>(first) + m * row_stride);
-    };
-    __m256i low[Rows][2], high[Rows][2];
+  for (std::size_t p = 0; p < kPairs; ++p) {
+    if constexpr (Usual) {
+      terms[p] = _mm256_mul_ps(totals[p], scales[p]);
+    } else {
+      const __m256 d = _mm256_mul_ps(totals[p], _mm256_load_ps(x.unit));
+      terms[p] = _mm256_mul_ps(d, _mm256_mul_ps(_mm256_load_ps(x.scale), scales[p]));
+    }
+  }
+  const __m256 low[2] = {even_lanes(terms[0], terms[1]), odd_lanes(terms[0], terms[1])};
+  const __m256 high[2] = {even_lanes(terms[2], terms[3]), odd_lanes(terms[2], terms[3])};
 #pragma GCC unroll 4
-    for (std::size_t m = 0; m < Rows; ++m)
-#pragma GCC unroll 2
-      for (std::size_t o = 0; o < 2; ++o) {
-        low[m][o] = _mm256_set1_epi32(*row(&group->start[0][inside], m));
-        high[m][o] = _mm256_set1_epi32(*row(&group->start[1][inside], m));
-      }
+  for (std::size_t b = 0; b < kQuad; ++b) {
+    const __m256 rows = b % 2 == 0 ? _mm256_permute2f128_ps(low[b / 2], high[b / 2], 0x20)
+                                   : _mm256_permute2f128_ps(low[b / 2], high[b / 2], 0x31);
+    sum = Usual ? _mm256_fmadd_ps(rows, _mm256_set1_ps(x.scaled_unit[b]), sum) : _mm256_add_ps(sum, rows);
+  }
+  return sum;
+}
+
+inline void prefetch_rows(const std::uint8_t* codes, std::size_t stride) {
 #pragma GCC unroll 8
-    for (std::size_t j = 0; j < 8; ++j) {
-      const std::size_t at = j / 4 * 32 + j % 4 * 4;
-      const __m256i w0 = load(weights + j * 64), w1 = load(weights + j * 64 + 32);
-#pragma GCC unroll 4
-      for (std::size_t m = 0; m < Rows; ++m) {
-        const __m256i low_digit = broadcast_dword(row(digits, m) + at);
-        low[m][0] = _mm256_add_epi16(low[m][0], _mm256_maddubs_epi16(w0, low_digit));
-        low[m][1] = _mm256_add_epi16(low[m][1], _mm256_maddubs_epi16(w1, low_digit));
-        const __m256i high_digit = broadcast_dword(row(digits, m) + at + 64);
-        high[m][0] = _mm256_add_epi16(high[m][0], _mm256_maddubs_epi16(w0, high_digit));
-        high[m][1] = _mm256_add_epi16(high[m][1], _mm256_maddubs_epi16(w1, high_digit));
-        keep(low[m][0]), keep(low[m][1]), keep(high[m][0]), keep(high[m][1]);
-      }
-    }
-#pragma GCC unroll 4
-    for (std::size_t m = 0; m < Rows; ++m) {
-      const __m256 unit = _mm256_set1_ps(*row(&group->unit[inside], m));
-      const __m256 scale = _mm256_set1_ps(*row(&group->scale[inside], m));
-      __m256i dot[2];
-#pragma GCC unroll 2
-      for (std::size_t o = 0; o < 2; ++o)
-        dot[o] = _mm256_add_epi32(_mm256_madd_epi16(low[m][o], ones), _mm256_madd_epi16(high[m][o], base));
-      if (*row(&group->wide[inside], m) != 0) [[unlikely]] {
-#pragma GCC unroll 2
-        for (std::size_t o = 0; o < 2; ++o) {
-          __m256i top = _mm256_set1_epi32(*row(&group->start[2][inside], m));
-          for (std::size_t j = 0; j < 8; ++j)
-            top = _mm256_add_epi16(
-                top, _mm256_maddubs_epi16(load(weights + j * 64 + o * 32),
-                                          broadcast_dword(row(digits, m) + 128 + j / 4 * 32 + j % 4 * 4)));
-          dot[o] = _mm256_add_epi32(dot[o], _mm256_slli_epi32(_mm256_madd_epi16(top, ones), 16));
-        }
-      }
-#pragma GCC unroll 2
-      for (std::size_t o = 0; o < 2; ++o) {
-        const __m256 d = _mm256_mul_ps(_mm256_cvtepi32_ps(dot[o]), unit);
-        const __m256 s = _mm256_mul_ps(scale, _mm256_load_ps(scales + o * kLanes));
-        sum[m][o] = _mm256_add_ps(sum[m][o], _mm256_mul_ps(d, s));
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (std::size_t m = 0; m < Rows; ++m)
-#pragma GCC unroll 2
-    for (std::size_t o = 0; o < 2; ++o) _mm256_storeu_ps(acc + m * kTile + o * kLanes, sum[m][o]);
+  for (std::size_t r = 0; r < kLanes; ++r)
+    _mm_prefetch(reinterpret_cast<const char*>(codes + r * stride), _MM_HINT_T0);
 }
 
-void many_rows(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Range range,
-               std::vector<float>& acc, BFloat16* out) {
-  static thread_local Tile tile;
-  acc.resize(std::max(acc.size(), rows.rows * kTile));
-  for (std::size_t n = range.begin; n < range.end; n += kTile) {
-    const std::size_t count = std::min(kTile, range.end - n);
-    if (holds_e8m0_nan(w.scales + n * x.blocks, count * x.blocks)) {
-      plain_ops().linear_fp4(rows, w, {n, n + count}, out);
+/// Fetches what is read kQuadsAhead quads later; behind the end of the rows come those of the next tile.
+inline void prefetch_ahead(const Weights& w, std::size_t quad, std::size_t quads) {
+  const std::size_t next = quad + kQuadsAhead < quads ? 0 : (kLanes - 1) * w.stride;
+  prefetch_rows(w.codes + kQuadsAhead * kQuadBytes + next, w.stride);
+}
+
+template <bool Rests>
+inline void quad_totals(const Quad& quad, const Weights& w, __m256 (&totals)[kPairs]) {
+  const std::uint8_t* codes = w.codes;
+  for (std::size_t p = 0; p < kPairs; ++p, codes += 2 * w.stride) {
+    const __m256i first = kept(multiply<Rests>(load_quad(codes), quad));
+    const Quad* again = &quad;
+    load_again(again);
+    const __m256i second = kept(multiply<Rests>(load_quad(codes + w.stride), *again));
+    totals[p] = pair_totals(first, second, quad);
+  }
+}
+
+template <bool Usual>
+inline void quad_scales(const Weights& w, __m256 (&scales)[kPairs]) {
+  const std::uint8_t* row = w.scales;
+  for (std::size_t p = 0; p < kPairs; ++p, row += 2 * w.scale_stride)
+    scales[p] = pair_scales<Usual>(row, row + w.scale_stride);
+}
+
+/// The sums of eight weight rows with one activation row over `quads` quads.
+template <bool Usual>
+DSV41_OUT_OF_LINE __m256 sum_quads_of_row(const Row& x, Weights w, std::size_t quads) {
+  __m256 sum = _mm256_setzero_ps();
+  for (std::size_t q = 0; q < quads; ++q, w.codes += kQuadBytes, w.scales += kQuad) {
+    prefetch_ahead(w, q, quads);
+    __m256 totals[kPairs], scales[kPairs];
+    if (x[q].has_rests)
+      quad_totals<true>(x[q], w, totals);
+    else
+      quad_totals<false>(x[q], w, totals);
+    quad_scales<Usual>(w, scales);
+    sum = add_quad<Usual>(sum, totals, scales, x[q]);
+  }
+  return sum;
+}
+
+template <bool Rests>
+inline void quad_totals(const Quad& quad, const QuadWeights (&weights)[kLanes], __m256 (&totals)[kPairs]) {
+  for (std::size_t p = 0; p < kPairs; ++p)
+    totals[p] =
+        pair_totals(multiply<Rests>(weights[2 * p], quad), multiply<Rests>(weights[2 * p + 1], quad), quad);
+}
+
+/// Adds a quad of several activation rows: the weights are kept in the first-level cache for all of them.
+template <bool Usual>
+DSV41_OUT_OF_LINE void add_quad_of_rows(std::span<const Row> x, std::size_t q, const Weights& w,
+                                        __m256* sums) {
+  QuadWeights weights[kLanes];
+  for (std::size_t r = 0; r < kLanes; ++r) weights[r] = load_quad(w.codes + r * w.stride);
+  __m256 totals[kPairs], scales[kPairs];
+  quad_scales<Usual>(w, scales);
+  for (std::size_t m = 0; m < x.size(); ++m) {
+    if (x[m][q].has_rests)
+      quad_totals<true>(x[m][q], weights, totals);
+    else
+      quad_totals<false>(x[m][q], weights, totals);
+    sums[m] = add_quad<Usual>(sums[m], totals, scales, x[m][q]);
+  }
+}
+
+/// Eight features, one in each lane of the sums [rows].
+template <bool Usual>
+void add_tile(std::span<const Row> x, Weights w, std::size_t blocks, __m256* sums) {
+  const std::size_t whole = blocks / kQuad;
+  if (x.size() == 1) {
+    sums[0] = sum_quads_of_row<Usual>(x[0], w, whole);
+    w.codes += whole * kQuadBytes, w.scales += whole * kQuad;
+  } else {
+    for (std::size_t m = 0; m < x.size(); ++m) sums[m] = _mm256_setzero_ps();
+    for (std::size_t q = 0; q < whole; ++q, w.codes += kQuadBytes, w.scales += kQuad) {
+      prefetch_ahead(w, q, whole);
+      add_quad_of_rows<Usual>(x, q, w, sums);
+    }
+  }
+  if (whole * kQuad == blocks) return;
+  std::uint8_t codes[kLanes * kQuadBytes] = {}, scales[kLanes * kQuad] = {};
+  for (std::size_t r = 0; r < kLanes; ++r) {  // nothing beyond the rows may be read
+    std::memcpy(codes + r * kQuadBytes, w.codes + r * w.stride, blocks % kQuad * 16);
+    std::memcpy(scales + r * kQuad, w.scales + r * w.scale_stride, blocks % kQuad);
+  }
+  add_quad_of_rows<Usual>(x, whole, {codes, scales, kQuadBytes, kQuad}, sums);
+}
+
+/// Whether all of the `count` scales are usual ones. NaN is not.
+inline bool usual_scales(const std::uint8_t* scales, std::size_t count) {
+  const __m256i bounds[2] = {_mm256_set1_epi8(static_cast<char>(kSmallestUsual)),
+                             _mm256_set1_epi8(static_cast<char>(kLargestUsual))};
+  __m256i smallest = bounds[0], largest = bounds[1];
+  std::size_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const __m256i codes = load(scales + i);
+    smallest = _mm256_min_epu8(smallest, codes), largest = _mm256_max_epu8(largest, codes);
+  }
+  const __m256i changed =
+      _mm256_or_si256(_mm256_xor_si256(smallest, bounds[0]), _mm256_xor_si256(largest, bounds[1]));
+  return _mm256_testz_si256(changed, changed) != 0 &&
+         std::all_of(scales + i, scales + count,
+                     [](std::uint8_t code) { return code >= kSmallestUsual && code <= kLargestUsual; });
+}
+
+/// Up to kRowsTogether activation rows, of which none is NaN; a matrix of at least kLanes features.
+void add_rows(const QuantizedRows& rows, const Fp4Matrix& w, Range range, BFloat16* out) {
+  static thread_local std::vector<Row> storage(kRowsTogether);
+  const std::span<const Row> x(storage.data(), rows.rows);
+  const std::size_t blocks = w.k / kBlock;
+  for (std::size_t m = 0; m < rows.rows; ++m)
+    set_row(storage[m], rows.codes + m * w.k, rows.scales + m * blocks, blocks);
+  const bool usual_rows = usual_scales(rows.scales, rows.rows * blocks);
+  for (std::size_t n = range.begin; n < range.end; n += kLanes) {
+    const std::size_t count = std::min(kLanes, range.end - n);
+    const std::size_t first = std::min(n, w.n - kLanes);  // the last tile also holds features before n
+    const Weights tile = {w.codes + first * (w.k / 2), w.scales + first * blocks, w.k / 2, blocks};
+    const bool usual = usual_rows && usual_scales(tile.scales, kLanes * blocks);
+    if (!usual && holds_e8m0_nan(tile.scales, kLanes * blocks)) {
+      plain_ops().linear_fp4(rows, w, {n, n + count}, out);  // NaN spreads as the definition says
       continue;
     }
-    std::fill_n(acc.begin(), rows.rows * kTile, 0.0f);
-    for (std::size_t first = 0; first < x.blocks; first += kChunk) {
-      const std::size_t blocks = std::min(kChunk, x.blocks - first);
-      for (std::size_t o = 0; o < 2; ++o) {
-        std::size_t features[kLanes];  // lanes beyond the range repeat its last feature and are not stored
-        for (std::size_t r = 0; r < kLanes; ++r) features[r] = std::min(n + o * kLanes + r, range.end - 1);
-        decode_octet(w, features, first, blocks, o, tile);
-      }
-      const std::size_t groups = ceil_div(blocks, kGroup), stride = x.groups * sizeof(Group);
-      std::size_t m = 0;
-      for (; m + 2 <= rows.rows; m += 2)
-        rows_times_tile<2>(x.row(m) + first / kGroup, stride, groups, tile, acc.data() + m * kTile);
-      if (m < rows.rows)
-        rows_times_tile<1>(x.row(m) + first / kGroup, stride, groups, tile, acc.data() + m * kTile);
+    for (std::size_t line = 0; line < kLanes * blocks; line += 64)  // of the next tile, looked at first
+      _mm_prefetch(reinterpret_cast<const char*>(tile.scales + kLanes * blocks + line), _MM_HINT_T0);
+    __m256 sums[kRowsTogether];
+    const auto add = usual ? add_tile<true> : add_tile<false>;
+    add(x, tile, blocks, sums);
+    for (std::size_t m = 0; m < rows.rows; ++m) {
+      BFloat16 features[kLanes];
+      store_bfloat16(features, kLanes, sums[m]);
+      std::copy_n(features + (n - first), count, out + m * w.n + n);
     }
-    for (std::size_t m = 0; m < rows.rows; ++m)
-      for (std::size_t f = 0; f < count; ++f) out[m * w.n + n + f] = to_bfloat16(acc[m * kTile + f]);
   }
 }
 
 }  // namespace
 
 void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat16* out) {
-  if (x.rows == 0 || range.size() == 0) return;
   const std::size_t blocks = w.k / kBlock;
-  if (holds_e8m0_nan(x.scales, x.rows * blocks) || holds_e4m3_nan(x.codes, x.rows * w.k)) {
+  if (w.n < kLanes || holds_e8m0_nan(x.scales, x.rows * blocks) || holds_e4m3_nan(x.codes, x.rows * w.k)) {
     plain_ops().linear_fp4(x, w, range, out);  // NaN spreads as the definition says
     return;
   }
-  if (x.rows <= kFewFp4Rows && range.size() >= kLanes) {
-    linear_fp4_few(x, w, range, out);
-    return;
+  for (std::size_t m = 0; m < x.rows; m += kRowsTogether) {
+    const std::size_t rows = std::min(kRowsTogether, x.rows - m);
+    add_rows({x.codes + m * w.k, x.scales + m * blocks, rows, w.k}, w, range, out + m * w.n);
   }
-  static thread_local Digits digits;
-  static thread_local std::vector<float> sums;
-  digits.set({x.codes, x.scales, x.rows, w.k});
-  many_rows(x, digits, w, range, sums, out);
 }
 
 }  // namespace dsv41::avx2

@@ -252,6 +252,34 @@ INSTANTIATE_TEST_SUITE_P(
                       LinearCase{Format::Fp4, 2, 35, 416}, LinearCase{Format::Fp4, 4, 21, 352}),
     [](const auto& test) { return "Case" + std::to_string(test.index); });
 
+/// NaN in an activation or a weight, by code or by scale, spreads as in the definition and no further.
+TEST(BlockLinears, NansSpread) {
+  const auto spoil = [](BlockLinear linear, std::vector<std::uint8_t> BlockLinear::*values, bool last,
+                        std::uint8_t code) {
+    std::vector<std::uint8_t>& of_linear = linear.*values;
+    of_linear[last ? of_linear.size() - 1 : of_linear.size() / 3] = code;
+    const std::vector<BFloat16> plain = linear.run(plain_ops());
+    EXPECT_TRUE(
+        std::any_of(plain.begin(), plain.end(), [](BFloat16 value) { return testing::is_nan(value); }));
+    for (const Ops* ops : usable_backends())
+      EXPECT_EQ(first_difference<BFloat16>(linear.run(*ops), plain), plain.size())
+          << ops->name << ": " << ::testing::PrintToString(linear.c);
+  };
+  for (const Format format : {Format::Fp8, Format::Fp4}) {
+    for (const std::size_t rows : {1, 3, 20}) {
+      const BlockLinear numbers({format, rows, 43, 416});
+      for (const bool last : {false, true}) {
+        for (const std::uint8_t nan : {0x7F, 0xFF}) {
+          spoil(numbers, &BlockLinear::x_codes, last, nan);
+          if (format == Format::Fp8) spoil(numbers, &BlockLinear::w_codes, last, nan);
+        }
+        spoil(numbers, &BlockLinear::x_scales, last, 255);
+        spoil(numbers, &BlockLinear::w_scales, last, 255);
+      }
+    }
+  }
+}
+
 // ---- bf16 and fp32 linears
 // ----------------------------------------------------------------------------------------
 
