@@ -1,5 +1,5 @@
 // FP8 weights as int16, shared by the products of a few rows and of many (docs/numerics.md 1). A code is a
-// multiple of 2^-6 for all but the few codes below 2^-2; those become zero, are found with rare_codes() and
+// multiple of 2^-6 for all but the few codes below 2^-3; those become zero, are found with rare_codes() and
 // added elsewhere. Include between target_begin.h and target_end.h only.
 #pragma once
 

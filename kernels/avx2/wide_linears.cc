@@ -48,8 +48,7 @@ inline __m256d scaled_codes(const std::uint8_t* codes) {
       _mm256_and_si256(moved, _mm256_set1_epi64x(static_cast<long long>(0x80FE000000000000ull))));
 }
 
-// ---- one activation row and two weight rows
-// -------------------------------------------------------------------------------
+// ---- one activation row and two weight rows --------------------------------------------------------------
 
 /// The sums of a weight row. Not an array, which GCC would keep in memory.
 struct RowSums {
@@ -160,8 +159,7 @@ inline bool dots_of_codes(const double* x, const std::uint8_t* const (&w)[2], st
   return _mm256_testz_si256(nan, nan) != 0;
 }
 
-// ---- many activation rows
-// -------------------------------------------------------------------------------------------------
+// ---- many activation rows --------------------------------------------------------------------------------
 
 constexpr std::size_t kFeatures = 4, kRows = 3;  // 12 sums and 5 operands: what the registers hold
 constexpr std::size_t kDepth = 512;    // part of K: four decoded weight rows stay in the first-level cache
