@@ -366,10 +366,15 @@ inline bool usual_scales(const std::uint8_t* scales, std::size_t count) {
 /// Up to kRowsTogether activation rows, of which none is NaN; a matrix of at least kLanes features.
 void add_rows(const QuantizedRows& rows, const Fp4Matrix& w, Range range, BFloat16* out) {
   static thread_local std::vector<Row> storage(kRowsTogether);
+  static thread_local std::uint64_t prepared = 0;  // QuantizedRows::name of what is in storage
   const std::span<const Row> x(storage.data(), rows.rows);
   const std::size_t blocks = w.k / kBlock;
-  for (std::size_t m = 0; m < rows.rows; ++m)
-    set_row(storage[m], rows.codes + m * w.k, rows.scales + m * blocks, blocks);
+  if (rows.name == 0 || rows.name != prepared) {
+    prepared = 0;  // until all of it is there
+    for (std::size_t m = 0; m < rows.rows; ++m)
+      set_row(storage[m], rows.codes + m * w.k, rows.scales + m * blocks, blocks);
+    prepared = rows.name;
+  }
   const bool usual_rows = usual_scales(rows.scales, rows.rows * blocks);
   for (std::size_t n = range.begin; n < range.end; n += kLanes) {
     const std::size_t count = std::min(kLanes, range.end - n);
@@ -403,7 +408,8 @@ void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat1
   }
   for (std::size_t m = 0; m < x.rows; m += kRowsTogether) {
     const std::size_t rows = std::min(kRowsTogether, x.rows - m);
-    add_rows({x.codes + m * w.k, x.scales + m * blocks, rows, w.k}, w, range, out + m * w.n);
+    const std::uint64_t name = rows == x.rows ? x.name : 0;
+    add_rows({x.codes + m * w.k, x.scales + m * blocks, rows, w.k, name}, w, range, out + m * w.n);
   }
 }
 

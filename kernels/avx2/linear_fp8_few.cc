@@ -372,11 +372,16 @@ void linear_fp8_few(const QuantizedRows& rows, const Fp8Matrix& w, Range range, 
   static thread_local std::vector<Row> storage;
   static thread_local std::vector<float> scale;  // [rows][blocks]: RN32(s_x * s_w)
   static thread_local Tile tile;
+  static thread_local std::uint64_t prepared = 0;  // QuantizedRows::name of what is in storage
   if (storage.size() < rows.rows) storage.resize(rows.rows);
   const std::span<const Row> x(storage.data(), rows.rows);
   const std::size_t blocks = w.k / kBlock;
-  for (std::size_t m = 0; m < rows.rows; ++m)
-    storage[m].set(rows.codes + m * w.k, rows.scales + m * blocks, w.k);
+  if (rows.name == 0 || rows.name != prepared) {
+    prepared = 0;  // until all of it is there
+    for (std::size_t m = 0; m < rows.rows; ++m)
+      storage[m].set(rows.codes + m * w.k, rows.scales + m * blocks, w.k);
+    prepared = rows.name;
+  }
   scale.resize(rows.rows * blocks);
   tile.reserve(rows.rows, x[0].groups);
   std::size_t scale_row = ~std::size_t{0};
