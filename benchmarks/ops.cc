@@ -97,7 +97,7 @@ Json run_ops(const Options& options) {
   const std::vector<BFloat16> head_weights = activations(kIndexHeads, 11);
   std::vector<BFloat16> scores(kKeys);
   measure("index_scores 65536 keys", kKeys, "key", [&] {
-    ops.index_scores(query_codes.data(), query_scales.data(), head_weights.data(), kIndexHeads, kIndexDim,
+    ops.index_scores({query_codes.data(), query_scales.data(), head_weights.data(), kIndexHeads, kIndexDim},
                      key_codes.data(), key_scales.data(), kKeys, scores.data());
   });
   return results;

@@ -29,13 +29,8 @@ std::size_t feature_grain(std::size_t features, std::size_t rows, std::size_t th
   return ceil_div(ceil_div(features, ranges), kFeatureGrain) * kFeatureGrain;
 }
 
-std::uint64_t new_name() {
-  static std::atomic<std::uint64_t> names{0};
-  return ++names;
-}
-
 QuantizedRows named(QuantizedRows x) {
-  if (x.name == 0) x.name = new_name();
+  if (x.name == 0) x.name = Compute::new_name();
   return x;
 }
 
@@ -90,6 +85,11 @@ struct Compute::ExpertScratch {
 
 Compute::Compute(const Ops& ops, std::size_t threads)
     : ops_(ops), pool_(threads), scratch_(std::make_shared<ExpertScratch>()) {}
+
+std::uint64_t Compute::new_name() {
+  static std::atomic<std::uint64_t> names{0};
+  return ++names;
+}
 
 void Compute::quantize_rows(std::span<const BFloat16> x, std::size_t k, std::span<std::uint8_t> codes,
                             std::span<std::uint8_t> scales) {

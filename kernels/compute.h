@@ -31,6 +31,9 @@ class Compute {
   /// ops must outlive the object (backends are static).
   Compute(const Ops& ops, std::size_t threads);
 
+  /// For QuantizedRows::name and IndexQuery::name: a number that was not there before in this process.
+  static std::uint64_t new_name();
+
   const Ops& ops() const { return ops_; }
   ThreadPool& threads() { return pool_; }
 

@@ -81,11 +81,10 @@ struct Ops {
   /// q, out: bf16 [heads, dim]; sink fp32 [heads]; scale = RN32(dim^-0.5).
   void (*attention)(const BFloat16* q, const float* const* kv, std::size_t slots, const float* sink, float scale,
                     std::size_t heads, std::size_t dim, BFloat16* out);
-  /// Index scores of one token against `keys` stored keys: query codes [heads, dim/2] with scales [heads, dim/32],
-  /// head weights bf16 [heads], key codes [keys, dim/2] with scales [keys, dim/32] -> bf16 scores [keys].
-  void (*index_scores)(const std::uint8_t* query_codes, const std::uint8_t* query_scales, const BFloat16* head_weights,
-                       std::size_t heads, std::size_t dim, const std::uint8_t* key_codes,
-                       const std::uint8_t* key_scales, std::size_t keys, BFloat16* scores);
+  /// Index scores of one token against `keys` stored keys: codes [keys, dim/2] with scales [keys, dim/32] -> bf16
+  /// scores [keys].
+  void (*index_scores)(const IndexQuery& query, const std::uint8_t* key_codes, const std::uint8_t* key_scales,
+                       std::size_t keys, BFloat16* scores);
 };
 
 /// The definition of every operation, in plain C++.

@@ -50,6 +50,15 @@ struct QuantizedRows {
   std::uint64_t name = 0;
 };
 
+/// The index query of one token: codes [heads, dim/2] with scales [heads, dim/32], head weights bf16 [heads].
+struct IndexQuery {
+  const std::uint8_t* codes = nullptr;
+  const std::uint8_t* scales = nullptr;
+  const BFloat16* head_weights = nullptr;
+  std::size_t heads = 0, dim = 0;
+  std::uint64_t name = 0;  // as of QuantizedRows
+};
+
 /// Half-open range of output features; how work is split over threads.
 struct Range {
   std::size_t begin = 0, end = 0;

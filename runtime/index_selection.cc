@@ -17,6 +17,7 @@ IndexSelection::IndexSelection(const ModelContext& context)
   query_.resize(context.max_rows * width);
   head_weights_.resize(context.max_rows * config.index_n_heads);
   query_codes_.resize(context.max_rows * width / 2);
+  query_names_.resize(context.max_rows);
   query_scales_.resize(context.max_rows * width / kBlock);
 }
 
@@ -75,22 +76,30 @@ void IndexSelection::queries(const RowSet& rows, std::uint32_t layer, std::span<
       BFloat16* query = query_.data() + row * width;
       ops.rotate(query, heads, dim, rope.pairs(), rope.cosine(rows.origins[row]),
                  rope.sine(rows.origins[row]), false);
+      query_names_[row] = Compute::new_name();
       ops.quantize_index(query, heads, dim, query_codes_.data() + row * width / 2,
                          query_scales_.data() + row * width / kBlock);
     }
   });
 }
 
-void IndexSelection::score_all(const CompressedCache& cache, std::size_t row, std::size_t visible) {
+IndexQuery IndexSelection::query(std::size_t row) const {
   const std::size_t heads = context_.config.index_n_heads, dim = context_.config.index_head_dim;
+  return {query_codes_.data() + row * heads * dim / 2,
+          query_scales_.data() + row * heads * dim / kBlock,
+          head_weights_.data() + row * heads,
+          heads,
+          dim,
+          query_names_[row]};
+}
+
+void IndexSelection::score_all(const CompressedCache& cache, std::size_t row, std::size_t visible) {
+  const IndexQuery query = this->query(row);
   scores_.resize(visible);
   context_.compute.threads().parallel_for(visible, 256, [&](Range range) {
     for (std::size_t group = range.begin; group < range.end;) {
       const CompressedCache::KeyRun run = cache.keys(group, range.end - group);
-      context_.compute.ops().index_scores(query_codes_.data() + row * heads * dim / 2,
-                                          query_scales_.data() + row * heads * dim / kBlock,
-                                          head_weights_.data() + row * heads, heads, dim, run.codes,
-                                          run.scales, run.groups, scores_.data() + group);
+      context_.compute.ops().index_scores(query, run.codes, run.scales, run.groups, scores_.data() + group);
       group += run.groups;
     }
   });
@@ -110,8 +119,8 @@ void IndexSelection::score_candidates(const CompressedCache& cache, std::size_t 
                                       const std::vector<std::uint32_t>& candidates,
                                       std::vector<std::int32_t>& selected) {
   const ModelConfig& config = context_.config;
-  const std::size_t heads = config.index_n_heads, dim = config.index_head_dim,
-                    block_size = config.candidate_block_size;
+  const std::size_t block_size = config.candidate_block_size;
+  const IndexQuery query = this->query(row);
   if (candidates.empty()) {
     selected.clear();
     return;
@@ -125,10 +134,8 @@ void IndexSelection::score_candidates(const CompressedCache& cache, std::size_t 
       const std::size_t end = std::min(start + block_size, visible);
       for (std::size_t group = start; group < end;) {
         const CompressedCache::KeyRun run = cache.keys(group, end - group);
-        context_.compute.ops().index_scores(
-            query_codes_.data() + row * heads * dim / 2, query_scales_.data() + row * heads * dim / kBlock,
-            head_weights_.data() + row * heads, heads, dim, run.codes, run.scales, run.groups,
-            scores_.data() + i * block_size + (group - start));
+        context_.compute.ops().index_scores(query, run.codes, run.scales, run.groups,
+                                            scores_.data() + i * block_size + (group - start));
         group += run.groups;
       }
     }

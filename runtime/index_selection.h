@@ -28,6 +28,7 @@ class IndexSelection {
  private:
   void queries(const RowSet& rows, std::uint32_t layer, std::span<const BFloat16> x, const QuantizedRows& qr,
                const RopeTable& rope);
+  IndexQuery query(std::size_t row) const;
   void score_all(const CompressedCache& cache, std::size_t row, std::size_t visible);
   void score_candidates(const CompressedCache& cache, std::size_t row, std::size_t visible,
                         const std::vector<std::uint32_t>& candidates, std::vector<std::int32_t>& selected);
@@ -39,6 +40,7 @@ class IndexSelection {
   float head_weight_scale_ = 0;
   std::vector<BFloat16> query_, head_weights_;  // [max_rows, heads*dim], [max_rows, heads]
   std::vector<std::uint8_t> query_codes_, query_scales_;
+  std::vector<std::uint64_t> query_names_;  // [max_rows]: IndexQuery::name
   std::vector<BFloat16> scores_;  // of one row
   std::vector<std::uint8_t> block_mask_;
   std::vector<std::vector<std::uint32_t>> candidates_;  // [max_rows] block ids, ascending

@@ -44,10 +44,8 @@ void sum_experts(const BFloat16* experts, std::size_t count, const BFloat16* sha
 // attention.cc, index_scores.cc
 void attention(const BFloat16* q, const float* const* kv, std::size_t slots, const float* sink, float scale,
                std::size_t heads, std::size_t dim, BFloat16* out);
-void index_scores(const std::uint8_t* query_codes, const std::uint8_t* query_scales,
-                  const BFloat16* head_weights, std::size_t heads, std::size_t dim,
-                  const std::uint8_t* key_codes, const std::uint8_t* key_scales, std::size_t keys,
-                  BFloat16* scores);
+void index_scores(const IndexQuery& query, const std::uint8_t* key_codes, const std::uint8_t* key_scales,
+                  std::size_t keys, BFloat16* scores);
 
 }  // namespace avx2
 }  // namespace dsv41

@@ -157,34 +157,49 @@ void score_tile(const QueryBlock* query, const float* weights, std::size_t heads
   store8(scores, narrow(_mm256_load_pd(lanes[0]), _mm256_load_pd(lanes[0] + 4)));
 }
 
-}  // namespace
-
-void index_scores(const std::uint8_t* query_codes, const std::uint8_t* query_scales,
-                  const BFloat16* head_weights, std::size_t heads, std::size_t dim,
-                  const std::uint8_t* key_codes, const std::uint8_t* key_scales, std::size_t keys,
-                  BFloat16* scores) {
-  static thread_local std::vector<QueryBlock> query;
-  static thread_local std::vector<float> weights;
-  static thread_local KeyTile tile;
-  const std::size_t blocks = dim / kBlock;
-  const auto plainly = [&](std::size_t first, std::size_t count) {
-    plain_ops().index_scores(query_codes, query_scales, head_weights, heads, dim,
-                             key_codes + first * (dim / 2), key_scales + first * blocks, count,
-                             scores + first);
-  };
-  query.resize(heads * blocks), weights.resize(heads);
+/// A query, prepared.
+struct Query {
+  std::vector<QueryBlock> blocks;  // [heads][dim / 32]
+  std::vector<float> weights;      // [heads]
   int spread = 0;
-  bool usual = dim % kBlock == 0 && blocks <= kLargestBlocks &&
-               prepare_query(query_codes, query_scales, heads, blocks, query.data(), spread);
-  for (std::size_t h = 0; h < heads && usual; ++h) {
-    weights[h] = to_float(head_weights[h]);
+  bool usual = false;      // what this file can do
+  std::uint64_t name = 0;  // IndexQuery::name
+
+  void set(const IndexQuery& query);
+};
+
+void Query::set(const IndexQuery& query) {
+  if (query.name != 0 && query.name == name) return;
+  name = 0;  // until all of it is there
+  const std::size_t count = query.dim / kBlock;
+  blocks.resize(query.heads * count), weights.resize(query.heads);
+  usual = query.dim % kBlock == 0 && count <= kLargestBlocks &&
+          prepare_query(query.codes, query.scales, query.heads, count, blocks.data(), spread);
+  for (std::size_t h = 0; h < query.heads && usual; ++h) {
+    weights[h] = to_float(query.head_weights[h]);
     usual = std::isfinite(weights[h]);
   }
-  if (!usual) return plainly(0, keys);
+  name = query.name;
+}
+
+}  // namespace
+
+void index_scores(const IndexQuery& query, const std::uint8_t* key_codes, const std::uint8_t* key_scales,
+                  std::size_t keys, BFloat16* scores) {
+  static thread_local Query prepared;
+  static thread_local KeyTile tile;
+  prepared.set(query);
+  const std::size_t blocks = query.dim / kBlock;
+  const auto plainly = [&](std::size_t first, std::size_t count) {
+    plain_ops().index_scores(query, key_codes + first * (query.dim / 2), key_scales + first * blocks, count,
+                             scores + first);
+  };
+  if (!prepared.usual) return plainly(0, keys);
   std::size_t key = 0;
   for (; key + kLanes <= keys; key += kLanes) {
-    if (prepare_keys(key_codes + key * (dim / 2), key_scales + key * blocks, blocks, spread, tile))
-      score_tile(query.data(), weights.data(), heads, blocks, tile, scores + key);
+    if (prepare_keys(key_codes + key * (query.dim / 2), key_scales + key * blocks, blocks, prepared.spread,
+                     tile))
+      score_tile(prepared.blocks.data(), prepared.weights.data(), query.heads, blocks, tile, scores + key);
     else
       plainly(key, kLanes);
   }

@@ -66,19 +66,27 @@ struct KeyTile {
 bool prepare_keys(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count,
                   std::size_t blocks, int query_spread, KeyTile& tile) {
   const std::uint8_t* rows[kLanes];
-  for (std::size_t r = 0; r < kLanes; ++r) {
-    const std::size_t key = std::min(r, count - 1);
-    rows[r] = codes + key * blocks * 16;
-    int smallest = 255, largest = 0;
-    for (std::size_t b = 0; b < blocks; ++b) {
-      const std::uint8_t scale = scales[key * blocks + b];
-      smallest = std::min<int>(smallest, scale), largest = std::max<int>(largest, scale);
-      tile.scales[b][r] = decode_e8m0(scale);
+  for (std::size_t r = 0; r < kLanes; ++r) rows[r] = codes + std::min(r, count - 1) * blocks * 16;
+  __m512i smallest = _mm512_set1_epi32(255), largest = _mm512_setzero_si512();
+  for (std::size_t b = 0; b < blocks; ++b) {
+    __m512i scale;
+    if (blocks == 4 && count == kLanes) {  // a dword is a key's
+      scale = _mm512_and_si512(_mm512_srlv_epi32(load(scales), _mm512_set1_epi32(static_cast<int>(8 * b))),
+                               _mm512_set1_epi32(255));
+    } else {
+      std::int32_t lanes[kLanes];
+      for (std::size_t r = 0; r < kLanes; ++r) lanes[r] = scales[std::min(r, count - 1) * blocks + b];
+      scale = load(lanes);
     }
-    if (smallest < kSmallestScale || largest > kLargestScale ||
-        largest - smallest + query_spread > kLargestSpread)
-      return false;
+    smallest = _mm512_min_epi32(smallest, scale), largest = _mm512_max_epi32(largest, scale);
+    store(tile.scales[b], _mm512_slli_epi32(scale, 23));  // of those in the range below
   }
+  const __m512i spread =
+      _mm512_add_epi32(_mm512_sub_epi32(largest, smallest), _mm512_set1_epi32(query_spread));
+  if ((_mm512_cmplt_epi32_mask(smallest, _mm512_set1_epi32(kSmallestScale)) |
+       _mm512_cmpgt_epi32_mask(largest, _mm512_set1_epi32(kLargestScale)) |
+       _mm512_cmpgt_epi32_mask(spread, _mm512_set1_epi32(kLargestSpread))) != 0)
+    return false;
   for (std::size_t b = 0; b < blocks; ++b) {
     __m512i dwords[4];
     transpose_dwords(rows, b * 16, dwords);
@@ -147,34 +155,49 @@ void score_tile(const QueryBlock* query, const float* weights, std::size_t heads
   store_sixteen(scores, join_floats(_mm512_load_pd(lanes[0]), _mm512_load_pd(lanes[0] + 8)));
 }
 
-}  // namespace
-
-void index_scores(const std::uint8_t* query_codes, const std::uint8_t* query_scales,
-                  const BFloat16* head_weights, std::size_t heads, std::size_t dim,
-                  const std::uint8_t* key_codes, const std::uint8_t* key_scales, std::size_t keys,
-                  BFloat16* scores) {
-  static thread_local std::vector<QueryBlock> query;
-  static thread_local std::vector<float> weights;
-  static thread_local KeyTile tile;
-  const std::size_t blocks = dim / kBlock;
-  query.resize(heads * blocks), weights.resize(heads);
+/// A query, prepared.
+struct Query {
+  std::vector<QueryBlock> blocks;  // [heads][dim / 32]
+  std::vector<float> weights;      // [heads]
   int spread = 0;
-  bool usual = dim % kBlock == 0 && blocks <= kLargestBlocks &&
-               prepare_query(query_codes, query_scales, heads, blocks, query.data(), spread);
-  for (std::size_t h = 0; h < heads && usual; ++h) {
-    weights[h] = to_float(head_weights[h]);
+  bool usual = false;      // what this file can do
+  std::uint64_t name = 0;  // IndexQuery::name
+
+  void set(const IndexQuery& query);
+};
+
+void Query::set(const IndexQuery& query) {
+  if (query.name != 0 && query.name == name) return;
+  name = 0;  // until all of it is there
+  const std::size_t count = query.dim / kBlock;
+  blocks.resize(query.heads * count), weights.resize(query.heads);
+  usual = query.dim % kBlock == 0 && count <= kLargestBlocks &&
+          prepare_query(query.codes, query.scales, query.heads, count, blocks.data(), spread);
+  for (std::size_t h = 0; h < query.heads && usual; ++h) {
+    weights[h] = to_float(query.head_weights[h]);
     usual = std::isfinite(weights[h]);
   }
+  name = query.name;
+}
+
+}  // namespace
+
+void index_scores(const IndexQuery& query, const std::uint8_t* key_codes, const std::uint8_t* key_scales,
+                  std::size_t keys, BFloat16* scores) {
+  static thread_local Query prepared;
+  static thread_local KeyTile tile;
+  prepared.set(query);
+  const std::size_t blocks = query.dim / kBlock;
   for (std::size_t key = 0, count; key < keys; key += count) {
-    count = usual ? std::min(kLanes, keys - key) : keys;
-    const std::uint8_t *const codes = key_codes + key * (dim / 2), *const scales = key_scales + key * blocks;
-    if (usual && prepare_keys(codes, scales, count, blocks, spread, tile)) {
+    count = prepared.usual ? std::min(kLanes, keys - key) : keys;
+    const std::uint8_t* const codes = key_codes + key * (query.dim / 2);
+    const std::uint8_t* const key_scale_codes = key_scales + key * blocks;
+    if (prepared.usual && prepare_keys(codes, key_scale_codes, count, blocks, prepared.spread, tile)) {
       BFloat16 results[kLanes];
-      score_tile(query.data(), weights.data(), heads, blocks, tile, results);
+      score_tile(prepared.blocks.data(), prepared.weights.data(), query.heads, blocks, tile, results);
       std::copy_n(results, count, scores + key);
     } else {
-      plain_ops().index_scores(query_codes, query_scales, head_weights, heads, dim, codes, scales, count,
-                               scores + key);
+      plain_ops().index_scores(query, codes, key_scale_codes, count, scores + key);
     }
   }
 }

@@ -88,23 +88,22 @@ void attention(const BFloat16* q, const float* const* kv, std::size_t slots, con
   }
 }
 
-void index_scores(const std::uint8_t* query_codes, const std::uint8_t* query_scales,
-                  const BFloat16* head_weights, std::size_t heads, std::size_t dim,
-                  const std::uint8_t* key_codes, const std::uint8_t* key_scales, std::size_t keys,
-                  BFloat16* scores) {
+void index_scores(const IndexQuery& query, const std::uint8_t* key_codes, const std::uint8_t* key_scales,
+                  std::size_t keys, BFloat16* scores) {
+  const std::size_t heads = query.heads, dim = query.dim;
   thread_local std::vector<double> scratch;
   scratch.resize(std::max(scratch.size(), (heads + 1) * dim + heads));
   double* const queries = scratch.data();  // [heads, dim]
   double* const key = queries + heads * dim;
   double* const terms = key + dim;  // [heads]
   for (std::size_t head = 0; head < heads; ++head)
-    decode_index_vector(query_codes + head * (dim / 2), query_scales + head * (dim / kBlock), dim,
+    decode_index_vector(query.codes + head * (dim / 2), query.scales + head * (dim / kBlock), dim,
                         queries + head * dim);
   for (std::size_t j = 0; j < keys; ++j) {
     decode_index_vector(key_codes + j * (dim / 2), key_scales + j * (dim / kBlock), dim, key);
     for (std::size_t head = 0; head < heads; ++head) {
       const float match = to_float(to_bfloat16(wide_dot(queries + head * dim, key, dim)));
-      const float weighted = (match > 0.0f ? match : 0.0f) * to_float(head_weights[head]);
+      const float weighted = (match > 0.0f ? match : 0.0f) * to_float(query.head_weights[head]);
       terms[head] = to_float(to_bfloat16(weighted));
     }
     scores[j] = to_bfloat16(wide_sum(heads, [=](std::size_t head) { return terms[head]; }));

@@ -50,9 +50,7 @@ void engram_gate(BFloat16* x, const BFloat16* key, const BFloat16* value, const 
 // attention.cc
 void attention(const BFloat16* q, const float* const* kv, std::size_t slots, const float* sink, float scale,
                std::size_t heads, std::size_t dim, BFloat16* out);
-void index_scores(const std::uint8_t* query_codes, const std::uint8_t* query_scales,
-                  const BFloat16* head_weights, std::size_t heads, std::size_t dim,
-                  const std::uint8_t* key_codes, const std::uint8_t* key_scales, std::size_t keys,
-                  BFloat16* scores);
+void index_scores(const IndexQuery& query, const std::uint8_t* key_codes, const std::uint8_t* key_scales,
+                  std::size_t keys, BFloat16* scores);
 
 }  // namespace dsv41::plain

@@ -286,7 +286,7 @@ TEST(BackendEdges, IndexScores) {
       const Halves weights = inputs.bfloat16(heads, 0.02);
       expect_equal([&](const Ops& ops) {
         Halves out(keys);
-        ops.index_scores(query.data(), query_scales.data(), weights.data(), heads, dim, key.data(),
+        ops.index_scores({query.data(), query_scales.data(), weights.data(), heads, dim}, key.data(),
                          key_scales.data(), keys, out.data());
         return out;
       });

@@ -277,10 +277,39 @@ void index_scores(const Ops& ops, Results& results) {
         const auto key_scales = inputs.e8m0(keys * dim / kBlock, Scales::Usual);
         const auto weights = inputs.bfloat16(heads);
         std::vector<BFloat16> out(keys);
-        ops.index_scores(query.data(), query_scales.data(), weights.data(), heads, dim, key.data(),
+        ops.index_scores({query.data(), query_scales.data(), weights.data(), heads, dim}, key.data(),
                          key_scales.data(), keys, out.data());
         results.add(out);
       }
+}
+
+/// What an operation prepared of a named query serves that one again, and no other.
+TEST(BackendOperations, NamedQueriesAreKnownByNameOnly) {
+  constexpr std::size_t kHeads = 5, kDim = 96, kKeys = 33;
+  Inputs inputs(25);
+  const auto key = inputs.e2m1(kKeys * kDim, Codes::Gaussian);
+  const auto key_scales = inputs.e8m0(kKeys * kDim / kBlock, Scales::Usual);
+  const auto weights = inputs.bfloat16(kHeads);
+  const std::vector<std::uint8_t> queries[] = {inputs.e2m1(kHeads * kDim, Codes::Gaussian),
+                                               inputs.e2m1(kHeads * kDim, Codes::Gaussian)};
+  const auto query_scales = inputs.e8m0(kHeads * kDim / kBlock, Scales::Usual);
+  std::vector<std::uint8_t> codes(queries[0].size());  // where both lie in turn
+  for (std::size_t i = 0; i < backend_count(); ++i) {
+    if (!backend(i).usable) continue;
+    std::uint64_t name = (std::uint64_t{1} << 62) + i * 10;
+    for (const auto& [which, number] :
+         {std::pair{0, name}, {1, name + 1}, {0, name}, {0, 0}, {1, 0}, {1, name + 1}}) {
+      codes = queries[which];
+      const auto scores = [&](const Ops& ops, std::uint64_t called) {
+        std::vector<BFloat16> out(kKeys);
+        ops.index_scores({codes.data(), query_scales.data(), weights.data(), kHeads, kDim, called},
+                         key.data(), key_scales.data(), kKeys, out.data());
+        return out;
+      };
+      EXPECT_EQ(scores(*backend(i).ops, number), scores(plain_ops(), 0))
+          << backend(i).ops->name << ", name " << number;
+    }
+  }
 }
 
 struct Operation {

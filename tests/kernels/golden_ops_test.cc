@@ -277,9 +277,9 @@ void index(const Ops& ops) {
   for (std::size_t row = 0; row < rows; ++row) {
     const auto seen = static_cast<std::size_t>(visible[row]);
     const auto scores = std::span(all_scores).subspan(row * groups, seen);
-    ops.index_scores(&query_codes[row * heads * dim / 2], &query_scales[row * heads * dim / kBlock],
-                     &weights[row * heads], heads, dim, key_codes.data(), key_scales.data(), seen,
-                     scores.data());
+    ops.index_scores({&query_codes[row * heads * dim / 2], &query_scales[row * heads * dim / kBlock],
+                      &weights[row * heads], heads, dim},
+                     key_codes.data(), key_scales.data(), seen, scores.data());
     select_groups(scores, count, {}, 0, chosen);
     selected.insert(selected.end(), chosen.begin(), chosen.end());
     select_blocks(scores, block, 3, mask);
