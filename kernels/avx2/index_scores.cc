@@ -5,10 +5,9 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <cmath>
-#include <vector>
 
 #include "kernels/avx2/avx2.h"
+#include "kernels/prepared_query.h"
 // (target_begin.h has to come after every other header)
 #include "kernels/avx2/target_begin.h"
 
@@ -157,38 +156,13 @@ void score_tile(const QueryBlock* query, const float* weights, std::size_t heads
   store8(scores, narrow(_mm256_load_pd(lanes[0]), _mm256_load_pd(lanes[0] + 4)));
 }
 
-/// A query, prepared.
-struct Query {
-  std::vector<QueryBlock> blocks;  // [heads][dim / 32]
-  std::vector<float> weights;      // [heads]
-  int spread = 0;
-  bool usual = false;      // what this file can do
-  std::uint64_t name = 0;  // IndexQuery::name
-
-  void set(const IndexQuery& query);
-};
-
-void Query::set(const IndexQuery& query) {
-  if (query.name != 0 && query.name == name) return;
-  name = 0;  // until all of it is there
-  const std::size_t count = query.dim / kBlock;
-  blocks.resize(query.heads * count), weights.resize(query.heads);
-  usual = query.dim % kBlock == 0 && count <= kLargestBlocks &&
-          prepare_query(query.codes, query.scales, query.heads, count, blocks.data(), spread);
-  for (std::size_t h = 0; h < query.heads && usual; ++h) {
-    weights[h] = to_float(query.head_weights[h]);
-    usual = std::isfinite(weights[h]);
-  }
-  name = query.name;
-}
-
 }  // namespace
 
 void index_scores(const IndexQuery& query, const std::uint8_t* key_codes, const std::uint8_t* key_scales,
                   std::size_t keys, BFloat16* scores) {
-  static thread_local Query prepared;
+  static thread_local PreparedQuery<QueryBlock> prepared;
   static thread_local KeyTile tile;
-  prepared.set(query);
+  prepared.set(query, kLargestBlocks, prepare_query);
   const std::size_t blocks = query.dim / kBlock;
   const auto plainly = [&](std::size_t first, std::size_t count) {
     plain_ops().index_scores(query, key_codes + first * (query.dim / 2), key_scales + first * blocks, count,
