@@ -60,13 +60,6 @@ inline __m512i integers_of(const std::uint8_t* codes) {
   return _mm512_sub_epi32(_mm512_xor_si512(magnitude, sign), sign);
 }
 
-/// Sixteen dwords, which fit words: the eight even ones at `to`, the odd ones `distance` words further.
-inline void store_even_odd(std::int16_t* to, __m512i values, std::size_t distance = 32) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi64_epi16(values));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to + distance),
-                   _mm512_cvtepi64_epi16(_mm512_srli_epi64(values, 32)));
-}
-
 /// Sixteen fp64 values rounded to fp32.
 inline __m512 join_floats(__m512d low, __m512d high) {
   const __m512d halves = _mm512_castpd256_pd512(_mm256_castps_pd(_mm512_cvtpd_ps(low)));

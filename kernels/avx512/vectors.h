@@ -40,9 +40,6 @@ inline Sixteen widen(const BFloat16* from, __mmask16 mask) {
   return {_mm512_cvtps_pd(_mm512_castps512_ps256(values)),
           _mm512_cvtps_pd(_mm512_extractf32x8_ps(values, 1))};
 }
-inline Sixteen load_sixteen(const double* from) {
-  return {_mm512_loadu_pd(from), _mm512_loadu_pd(from + 8)};
-}
 inline void store_sixteen(double* to, const Sixteen& values) {
   _mm512_storeu_pd(to, values.part[0]);
   _mm512_storeu_pd(to + 8, values.part[1]);

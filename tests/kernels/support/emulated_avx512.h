@@ -130,9 +130,6 @@ inline I512 abs32(I512 a) {
 inline I512 min8(I512 a, I512 b) {
   return zip<I512, u8>(a, b, [](u8 x, u8 y) { return std::min(x, y); });
 }
-inline I512 mullo16(I512 a, I512 b) {
-  return zip<I512, u16>(a, b, [](u32 x, u32 y) { return x * y; });
-}
 inline I512 slli32(I512 a, unsigned n) {
   return map<I512, u32>(a, [n](u32 x) { return n > 31 ? 0 : x << n; });
 }
@@ -280,15 +277,8 @@ inline F512 add_ps(F512 a, F512 b) {
 inline F512 mul_ps(F512 a, F512 b) {
   return zip<F512, float>(a, b, [](float x, float y) { return x * y; });
 }
-inline D512 add_pd(D512 a, D512 b) {
-  return zip<D512, double>(a, b, [](double x, double y) { return x + y; });
-}
-inline D512 mul_pd(D512 a, D512 b) {
-  return zip<D512, double>(a, b, [](double x, double y) { return x * y; });
-}
 
 using u64 = std::uint64_t;
-using i64 = std::int64_t;
 
 template <std::size_t Bytes>
 std::array<u8, Bytes> load_some(u64 mask, const void* p) {
@@ -306,9 +296,6 @@ inline __m128i maskz_loadu8_small(u64 mask, const void* p) {
 inline I256 loadu_half(const void* p) {
   return vector<I256>(load_some<32>(~u64{0}, p));
 }
-inline D512 loadu_pd(const double* p) {
-  return vector<D512>(load_some<64>(~u64{0}, p));
-}
 template <class T>
 I512 blend(u64 mask, I512 a, I512 b) {
   auto x = lanes<T>(a);
@@ -324,34 +311,15 @@ unsigned test_mask(I512 a, I512 b) {
   for (std::size_t i = 0; i < x.size(); ++i) mask |= static_cast<unsigned>((x[i] & y[i]) != 0) << i;
   return mask;
 }
-template <class T>
-I512 compress(unsigned mask, I512 a) {
-  const auto x = lanes<T>(a);
-  std::remove_const_t<decltype(x)> out{};
+inline I512 compress32(unsigned mask, I512 a) {
+  const auto x = lanes<u32>(a);
+  std::array<u32, 16> out{};
   for (std::size_t i = 0, n = 0; i < x.size(); ++i)
     if ((mask >> i & 1) != 0) out[n++] = x[i];
   return vector<I512>(out);
 }
-inline I512 setr64(i64 a, i64 b, i64 c, i64 d, i64 e, i64 f, i64 g, i64 h) {
-  return vector<I512>(std::array<i64, 8>{a, b, c, d, e, f, g, h});
-}
-inline I512 shuffle32(I512 a, unsigned control) {
-  const auto x = lanes<i32>(a);
-  auto out = x;
-  for (std::size_t i = 0; i < 16; ++i) out[i] = x[i / 4 * 4 + (control >> (2 * (i % 4)) & 3)];
-  return vector<I512>(out);
-}
 inline I512 andnot(I512 a, I512 b) {
   return zip<I512, u64>(a, b, [](u64 x, u64 y) { return ~x & y; });
-}
-inline I512 add64(I512 a, I512 b) {
-  return zip<I512, u64>(a, b, [](u64 x, u64 y) { return x + y; });
-}
-inline I512 srli64(I512 a, unsigned n) {
-  return map<I512, u64>(a, [n](u64 x) { return x >> n; });
-}
-inline I512 slli16(I512 a, unsigned n) {
-  return map<I512, u16>(a, [n](u16 x) { return x << n; });
 }
 inline I512 srav16(I512 a, I512 n) {
   return zip<I512, i16>(a, n, [](i16 x, i16 y) { return x >> std::min<u16>(static_cast<u16>(y), 15); });
@@ -359,12 +327,6 @@ inline I512 srav16(I512 a, I512 n) {
 inline i32 reduce_max(I512 a) {
   const auto x = lanes<i32>(a);
   return *std::max_element(x.begin(), x.end());
-}
-inline __m128i narrow_64_16(I512 a) {
-  const auto x = lanes<u64>(a);
-  std::array<u16, 8> out;
-  for (std::size_t i = 0; i < 8; ++i) out[i] = static_cast<u16>(x[i]);
-  return std::bit_cast<__m128i>(out);
 }
 inline D512 fma_pd(D512 a, D512 b, D512 c) {
   auto sum = lanes<double>(c);
@@ -401,7 +363,7 @@ inline I512 permutexvar8(I512 index, I512 a) {
   return map<I512, u8>(index, [&x](u8 i) { return x[i % 64]; });
 }
 /// Every byte of `a` times the 8 x 8 bit matrix in the qword of `matrix`: byte 7 - i gives bit i.
-inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
+inline I512 bit_product(I512 a, I512 matrix, u8 constant) {
   auto x = lanes<u8>(a);
   const auto rows = lanes<u8>(matrix);
   for (std::size_t i = 0; i < 64; ++i) {
@@ -409,7 +371,7 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
     for (unsigned bit = 0; bit < 8; ++bit)
       out ^= (static_cast<unsigned>(std::popcount(static_cast<u8>(x[i] & rows[i / 8 * 8 + 7 - bit]))) & 1)
              << bit;
-    x[i] = (keep >> i & 1) != 0 ? static_cast<u8>(out) : u8{0};
+    x[i] = static_cast<u8>(out);
   }
   return vector<I512>(x);
 }
@@ -423,8 +385,6 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define __mmask64 std::uint64_t
 #define __mmask16 std::uint16_t
 #define __mmask8 std::uint8_t
-#define _MM_PERM_CDAB 0xB1
-#define _MM_PERM_BADC 0x4E
 #define _mm512_loadu_si512 ::dsv41::emulated::loadu_i
 #define _mm512_storeu_si512 ::dsv41::emulated::storeu_i
 #define _mm512_loadu_ps ::dsv41::emulated::loadu_ps
@@ -432,7 +392,6 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define _mm512_set1_epi32(x) ::dsv41::emulated::fill<__m512i, std::int32_t>(x)
 #define _mm512_set1_epi8(x) ::dsv41::emulated::fill<__m512i, std::int8_t>(x)
 #define _mm512_set1_ps(x) ::dsv41::emulated::fill<__m512, float>(x)
-#define _mm512_set1_pd(x) ::dsv41::emulated::fill<__m512d, double>(x)
 #define _mm512_setzero_si512() _mm512_set1_epi32(0)
 #define _mm512_setzero_ps() _mm512_set1_ps(0.0f)
 #define _mm512_setr_epi32 ::dsv41::emulated::setr
@@ -446,7 +405,6 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define _mm512_min_epi32 ::dsv41::emulated::min32
 #define _mm512_abs_epi32 ::dsv41::emulated::abs32
 #define _mm512_min_epu8 ::dsv41::emulated::min8
-#define _mm512_mullo_epi16 ::dsv41::emulated::mullo16
 #define _mm512_slli_epi32 ::dsv41::emulated::slli32
 #define _mm512_srli_epi32 ::dsv41::emulated::srli32
 #define _mm512_srai_epi32 ::dsv41::emulated::srai32
@@ -491,31 +449,19 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define _mm512_cvtpd_ps ::dsv41::emulated::round_down_size
 #define _mm512_add_ps ::dsv41::emulated::add_ps
 #define _mm512_mul_ps ::dsv41::emulated::mul_ps
-#define _mm512_add_pd ::dsv41::emulated::add_pd
-#define _mm512_mul_pd ::dsv41::emulated::mul_pd
 #define _mm512_maskz_loadu_epi8 ::dsv41::emulated::maskz_loadu8
 #define _mm_maskz_loadu_epi8 ::dsv41::emulated::maskz_loadu8_small
 #define _mm256_loadu_si256 ::dsv41::emulated::loadu_half
-#define _mm512_loadu_pd ::dsv41::emulated::loadu_pd
 #define _mm512_mask_blend_epi32 ::dsv41::emulated::blend<std::uint32_t>
-#define _mm512_mask_blend_epi64 ::dsv41::emulated::blend<std::uint64_t>
 #define _mm512_test_epi32_mask ::dsv41::emulated::test_mask<std::uint32_t>
 #define _mm512_test_epi64_mask(a, b) \
   static_cast<std::uint8_t>(::dsv41::emulated::test_mask<std::uint64_t>(a, b))
-#define _mm512_maskz_compress_epi64 ::dsv41::emulated::compress<std::uint64_t>
-#define _mm512_maskz_compress_epi32 ::dsv41::emulated::compress<std::uint32_t>
-#define _mm512_setr_epi64 ::dsv41::emulated::setr64
+#define _mm512_maskz_compress_epi32 ::dsv41::emulated::compress32
 #define _mm512_set1_epi64(x) ::dsv41::emulated::fill<__m512i, std::int64_t>(x)
-#define _mm512_set1_epi16(x) ::dsv41::emulated::fill<__m512i, std::int16_t>(x)
-#define _mm512_shuffle_epi32 ::dsv41::emulated::shuffle32
 #define _mm512_andnot_si512 ::dsv41::emulated::andnot
-#define _mm512_add_epi64 ::dsv41::emulated::add64
-#define _mm512_srli_epi64 ::dsv41::emulated::srli64
-#define _mm512_slli_epi16 ::dsv41::emulated::slli16
 #define _mm512_srav_epi16 ::dsv41::emulated::srav16
 #define _mm512_reduce_max_epi32 ::dsv41::emulated::reduce_max
 #define _mm512_mask_reduce_add_epi32(mask, a) _mm512_reduce_add_epi32(_mm512_maskz_mov_epi32(mask, a))
-#define _mm512_cvtepi64_epi16 ::dsv41::emulated::narrow_64_16
 #define _mm512_fmadd_pd ::dsv41::emulated::fma_pd
 #define _mm512_castps_si512 ::dsv41::emulated::reinterpret<__m512i, __m512>
 #define _mm512_fmadd_ps ::dsv41::emulated::fma_ps
@@ -525,5 +471,4 @@ inline I512 bit_product(u64 keep, I512 a, I512 matrix, u8 constant) {
 #define _mm512_extractf32x8_ps ::dsv41::emulated::half_ps
 #define _mm512_mask_add_epi32(kept, mask, a, b) _mm512_mask_blend_epi32(mask, kept, _mm512_add_epi32(a, b))
 #define _mm512_permutexvar_epi8 ::dsv41::emulated::permutexvar8
-#define _mm512_gf2p8affine_epi64_epi8(a, m, c) ::dsv41::emulated::bit_product(~std::uint64_t{0}, a, m, c)
-#define _mm512_maskz_gf2p8affine_epi64_epi8 ::dsv41::emulated::bit_product
+#define _mm512_gf2p8affine_epi64_epi8(a, m, c) ::dsv41::emulated::bit_product(a, m, c)
