@@ -17,14 +17,13 @@ struct PreparedQuery {
   std::vector<float> weights;  // [heads]
   int spread = 0;              // largest difference between the scales of one head
   bool usual = false;          // what the backend can do; the others are left to the plain one
-  std::uint64_t name = 0;      // IndexQuery::name
+  PreparedName name;           // of the IndexQuery
 
   /// prepare(codes, scales, heads, blocks of a head, out, spread) fills the blocks; false when the query is
   /// unusual.
   template <class Prepare>
   void set(const IndexQuery& query, std::size_t largest_blocks, const Prepare& prepare) {
-    if (query.name != 0 && query.name == name) return;
-    name = 0;  // until all of it is there
+    if (name.is(query.name)) return;
     const std::size_t count = query.dim / kBlock;
     blocks.resize(query.heads * count), weights.resize(query.heads);
     usual = query.dim % kBlock == 0 && count <= largest_blocks &&
@@ -33,7 +32,7 @@ struct PreparedQuery {
       weights[head] = to_float(query.head_weights[head]);
       usual = std::isfinite(weights[head]);
     }
-    name = query.name;
+    name.set(query.name);
   }
 };
 

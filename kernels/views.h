@@ -50,6 +50,21 @@ struct QuantizedRows {
   std::uint64_t name = 0;
 };
 
+/// Remembers the name of the contents that something was prepared from.
+class PreparedName {
+ public:
+  /// Whether it was prepared from contents of this name. If not, it counts as prepared from none until set().
+  bool is(std::uint64_t name) {
+    if (name != 0 && name == name_) return true;
+    name_ = 0;
+    return false;
+  }
+  void set(std::uint64_t name) { name_ = name; }
+
+ private:
+  std::uint64_t name_ = 0;
+};
+
 /// The index query of one token: codes [heads, dim/2] with scales [heads, dim/32], head weights bf16 [heads].
 struct IndexQuery {
   const std::uint8_t* codes = nullptr;

@@ -366,14 +366,13 @@ inline bool usual_scales(const std::uint8_t* scales, std::size_t count) {
 /// Up to kRowsTogether activation rows, of which none is NaN; a matrix of at least kLanes features.
 void add_rows(const QuantizedRows& rows, const Fp4Matrix& w, Range range, BFloat16* out) {
   static thread_local std::vector<Row> storage(kRowsTogether);
-  static thread_local std::uint64_t prepared = 0;  // QuantizedRows::name of what is in storage
+  static thread_local PreparedName prepared;  // of what is in storage
   const std::span<const Row> x(storage.data(), rows.rows);
   const std::size_t blocks = w.k / kBlock;
-  if (rows.name == 0 || rows.name != prepared) {
-    prepared = 0;  // until all of it is there
+  if (!prepared.is(rows.name)) {
     for (std::size_t m = 0; m < rows.rows; ++m)
       set_row(storage[m], rows.codes + m * w.k, rows.scales + m * blocks, blocks);
-    prepared = rows.name;
+    prepared.set(rows.name);
   }
   const bool usual_rows = usual_scales(rows.scales, rows.rows * blocks);
   for (std::size_t n = range.begin; n < range.end; n += kLanes) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/avx2/avx2.h"
+#include "kernels/fp8_words.h"
 // (target_begin.h has to come after every other header)
 #include "kernels/avx2/target_begin.h"
 
@@ -18,9 +19,8 @@
 namespace dsv41::avx2 {
 namespace {
 
-constexpr std::size_t kFewRows = 12;         // more share tiles of decoded weights
-constexpr std::int32_t kLimb = 4096;         // base of the second limb
-constexpr std::int32_t kLargestSum = 74898;  // times 28672, the largest weight, stays below 2^31
+constexpr std::size_t kFewRows = 12;  // more share tiles of decoded weights
+constexpr std::int32_t kLimb = 4096;  // base of the second limb
 
 /// Eight blocks of an activation row. The 32 values of a block lie as 0-7, 16-23, 8-15, 24-31: what unpacking
 /// the two halves of 32 code bytes gives.
@@ -54,7 +54,7 @@ void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
     bits = _mm256_or_si256(bits, magnitude);
   }
   group.unit[b] = std::bit_cast<float>((127u - 15u + static_cast<std::uint32_t>(shift)) << 23);
-  group.two[b] = sum_lanes(sum) > kLargestSum || or_lanes(bits) > 32767;
+  group.two[b] = sum_lanes(sum) > fp8_words::kLargestSum || or_lanes(bits) > 32767;
   __m256i low[4], high[4];
   for (std::size_t i = 0; i < 4; ++i) {
     low[i] = v[i], high[i] = _mm256_setzero_si256();

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/avx2/avx2.h"
+#include "kernels/fp8_words.h"
 // (target_begin.h has to come after every other header)
 #include "kernels/avx2/target_begin.h"
 
@@ -24,19 +25,12 @@
 namespace dsv41::avx2 {
 namespace {
 
-constexpr std::int32_t kLargestSum = 74898;  // of |h|; times 28672, the largest weight, stays below 2^31
-constexpr std::size_t kFewRests = 4;         // of a block: more are summed as a second word
+constexpr std::size_t kFewRests = 4;  // of a block: more are summed as a second word
 constexpr std::size_t kGroupCodes = kGroup * kBlock;
 
-template <std::int32_t (*Value)(std::uint8_t)>
-constexpr std::array<std::int32_t, 256> table_of() {
-  std::array<std::int32_t, 256> values{};
-  for (std::size_t code = 0; code < 256; ++code) values[code] = Value(static_cast<std::uint8_t>(code));
-  return values;
-}
 // By code, in units of 2^-9; NaN has no meaning in them.
-constexpr std::array<std::int32_t, 256> kRounded = table_of<rounded_value>(),
-                                        kRemainders = table_of<remainder_of>();
+constexpr std::array<std::int32_t, 256> kRounded = fp8_words::table_by_code<rounded_value>(),
+                                        kRemainders = fp8_words::table_by_code<remainder_of>();
 
 /// The words of a block in the order of words_of.
 struct alignas(64) BlockWords {
@@ -90,11 +84,7 @@ void Row::set_block(std::size_t block) {
     sum = _mm256_add_epi32(sum, magnitude);
     bits = _mm256_or_si256(bits, magnitude);
   }
-  // Rounding to nearest adds a half at most to each of the 32 magnitudes.
-  const std::int32_t all = sum_lanes(sum);
-  const std::uint32_t largest = or_lanes(bits);
-  int s = 0;
-  while (all >> s >= kLargestSum - 16 || largest >> s >= 32767) ++s;
+  const int s = fp8_words::shift_for(sum_lanes(sum), static_cast<std::int32_t>(or_lanes(bits)));
   shift[block] = s + 3;
   factor[block] = std::bit_cast<float>(static_cast<std::uint32_t>(127 + 3 + s) << 23);
 
@@ -372,15 +362,14 @@ void linear_fp8_few(const QuantizedRows& rows, const Fp8Matrix& w, Range range, 
   static thread_local std::vector<Row> storage;
   static thread_local std::vector<float> scale;  // [rows][blocks]: RN32(s_x * s_w)
   static thread_local Tile tile;
-  static thread_local std::uint64_t prepared = 0;  // QuantizedRows::name of what is in storage
+  static thread_local PreparedName prepared;  // of what is in storage
   if (storage.size() < rows.rows) storage.resize(rows.rows);
   const std::span<const Row> x(storage.data(), rows.rows);
   const std::size_t blocks = w.k / kBlock;
-  if (rows.name == 0 || rows.name != prepared) {
-    prepared = 0;  // until all of it is there
+  if (!prepared.is(rows.name)) {
     for (std::size_t m = 0; m < rows.rows; ++m)
       storage[m].set(rows.codes + m * w.k, rows.scales + m * blocks, w.k);
-    prepared = rows.name;
+    prepared.set(rows.name);
   }
   scale.resize(rows.rows * blocks);
   tile.reserve(rows.rows, x[0].groups);

@@ -1,15 +1,13 @@
 // FP8 activations as words, shared by the products of one row and of several (docs/numerics.md 1). In units
 // of 2^-9 an activation is h * 2^s + l, with one s for a block, a word h with which a block's dot product
 // fits 32 bits, and a rest l that is zero for nearly all elements. Include between target_begin.h and
-// target_end.h only.
+// target_end.h only, kernels/fp8_words.h before them.
 #pragma once
 
 #include "kernels/avx512/blocks.h"
 
 namespace dsv41::avx512 {
 namespace {
-
-constexpr std::int32_t kLargestSum = 74898;  // of |h|; times 28672, the largest weight, stays below 2^31
 
 /// The elements 0..15 and 16..31 of a block.
 struct SplitBlock {
@@ -21,9 +19,7 @@ inline SplitBlock split_block(const __m512i (&values)[2]) {
   const __m512i magnitudes[2] = {_mm512_abs_epi32(values[0]), _mm512_abs_epi32(values[1])};
   const std::int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(magnitudes[0], magnitudes[1]));
   const std::int32_t largest = _mm512_reduce_max_epi32(_mm512_max_epi32(magnitudes[0], magnitudes[1]));
-  // Rounding to nearest adds a half at most to each of the 32 magnitudes.
-  SplitBlock block{.high = {}, .low = {}, .shift = 0};
-  while (sum >> block.shift >= kLargestSum - 16 || largest >> block.shift >= 32767) ++block.shift;
+  SplitBlock block{.high = {}, .low = {}, .shift = fp8_words::shift_for(sum, largest)};
   const __m512i shift = _mm512_set1_epi32(block.shift);
   const __m512i half = _mm512_set1_epi32(block.shift == 0 ? 0 : 1 << (block.shift - 1));
   for (std::size_t i = 0; i < 2; ++i) {

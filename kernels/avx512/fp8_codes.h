@@ -1,10 +1,8 @@
 // FP8 weights as int16, shared by the products of one row and of several (docs/numerics.md 1). A code is
 // rounded down to a multiple of 2^-6, which is exact for all but the few codes below 2^-2; those are found by
-// the way, and their remainders added elsewhere. Include between target_begin.h and target_end.h only.
+// the way, and their remainders added elsewhere. Include between target_begin.h and target_end.h only,
+// kernels/fp8_words.h before them.
 #pragma once
-
-#include <array>
-#include <bit>
 
 #include "kernels/avx512/blocks.h"
 
@@ -89,14 +87,8 @@ constexpr std::int32_t remainder_of(std::uint8_t code) {
   return (code > 127 ? -magnitude : magnitude) - rounded_value(code);
 }
 
-template <std::int32_t (*Value)(std::uint8_t)>
-constexpr std::array<std::int32_t, 256> table_by_code() {
-  std::array<std::int32_t, 256> values{};
-  for (std::size_t code = 0; code < 256; ++code) values[code] = Value(static_cast<std::uint8_t>(code));
-  return values;
-}
-constexpr std::array<std::int32_t, 256> kRounded = table_by_code<rounded_value>(),
-                                        kRemainders = table_by_code<remainder_of>();
+constexpr std::array<std::int32_t, 256> kRounded = fp8_words::table_by_code<rounded_value>(),
+                                        kRemainders = fp8_words::table_by_code<remainder_of>();
 
 /// Lists the indices of the masks that name any code, without a branch: few of those would be predicted.
 /// There is room for sixteen more of both. Returns how many.

@@ -31,7 +31,7 @@ struct Digits {
   std::size_t groups = 0;  // blocks beyond blocks * copies of the last group have digits and scale 0
   std::size_t copies = 1;
   std::vector<Group> storage;
-  std::uint64_t name = 0;  // QuantizedRows::name
+  PreparedName name;  // of the QuantizedRows
 
   void set(const QuantizedRows& x, std::size_t copies_of_rows);
   const Group* row(std::size_t index) const { return storage.data() + index * groups; }
@@ -69,8 +69,7 @@ void set_block(Group& group, std::size_t b, const std::uint8_t* codes) {
 }
 
 void Digits::set(const QuantizedRows& x, std::size_t copies_of_rows) {
-  if (x.name != 0 && x.name == name && copies == copies_of_rows) return;
-  name = 0;  // until all of it is there
+  if (name.is(copies == copies_of_rows ? x.name : 0)) return;
   blocks = x.k / kBlock;
   copies = copies_of_rows;
   groups = ceil_div(blocks * copies, kGroup);
@@ -86,7 +85,7 @@ void Digits::set(const QuantizedRows& x, std::size_t copies_of_rows) {
       }
     }
   }
-  name = x.name;
+  name.set(x.name);
 }
 
 /// Weights of 64 code bytes in half-units plus 12: even elements, odd elements.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/avx512/avx512.h"
+#include "kernels/fp8_words.h"
 // (target_begin.h has to come after every other header)
 #include "kernels/avx512/target_begin.h"
 
@@ -113,7 +114,7 @@ struct Activations {
   std::size_t blocks = 0, groups = 0;  // groups of rows that are lanes together
   std::vector<BlockRows> storage;
   std::vector<Rests> rests;
-  std::uint64_t name = 0;  // QuantizedRows::name
+  PreparedName name;  // of the QuantizedRows
 
   void set(const QuantizedRows& x, std::size_t features);
   const BlockRows* group(std::size_t index) const { return storage.data() + index * blocks; }
@@ -124,8 +125,7 @@ struct Activations {
 };
 
 void Activations::set(const QuantizedRows& x, std::size_t features) {
-  if (x.name != 0 && x.name == name) return;
-  name = 0;  // until all of it is there
+  if (name.is(x.name)) return;
   const std::size_t lane_rows = kLanes / features;
   blocks = x.k / kBlock;
   groups = ceil_div(x.rows, lane_rows);
@@ -135,7 +135,7 @@ void Activations::set(const QuantizedRows& x, std::size_t features) {
     for (std::size_t b = 0; b < blocks; ++b)
       set_block(x, g * lane_rows, std::min(lane_rows, x.rows - g * lane_rows), features, b,
                 storage[g * blocks + b]);
-  name = x.name;
+  name.set(x.name);
 }
 
 void Activations::set_block(const QuantizedRows& x, std::size_t first_row, std::size_t rows,
@@ -379,11 +379,12 @@ void multiply_rows(const QuantizedRows& rows, const Fp8Matrix& w, Range range, B
   constexpr std::size_t kSubtile = Shared<Features>::kSubtile, kRows = Shared<Features>::kRows;
   static thread_local Activations x;
   static thread_local Tile tile;
-  static thread_local std::vector<float> sums;  // [groups][kTile / Features][kLanes]
+  static thread_local std::vector<float> sums;    // [groups][kTile / Features][kLanes]
+  static thread_local std::vector<float> scales;  // [blocks]: s_w
   constexpr std::size_t kSums = kTile / Features * kLanes;
   x.set(rows, Features);
   sums.resize(x.groups * kSums);
-  std::vector<float> scales(x.blocks);
+  scales.resize(x.blocks);
   for (std::size_t n = range.begin, features; n < range.end; n += features) {
     features = std::min(range.end - n, kTile - n % kTile);
     const std::uint8_t* const codes = w.codes + n * w.k;

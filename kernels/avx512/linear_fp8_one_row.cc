@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/avx512/avx512.h"
+#include "kernels/fp8_words.h"
 // (target_begin.h has to come after every other header)
 #include "kernels/avx512/target_begin.h"
 
@@ -51,7 +52,7 @@ struct Row {
   std::vector<Rest> rests;                // of pairs that have few
   std::vector<std::uint32_t> rest_pairs;  // the others
   std::vector<PairWords> rest_words;      // [rest_pairs]
-  std::uint64_t name = 0;                 // QuantizedRows::name
+  PreparedName name;                      // of the QuantizedRows
 
   void set(const QuantizedRows& x);
   /// From the dots of a weight row of a tile to those of the next.
@@ -62,8 +63,7 @@ struct Row {
 };
 
 void Row::set(const QuantizedRows& x) {
-  if (x.name != 0 && x.name == name) return;
-  name = 0;  // until all of it is there
+  if (name.is(x.name)) return;
   blocks = x.k / kBlock;
   copies = blocks % kGroup == kGroup / 2 ? 2 : 1;
   groups = ceil_div(blocks * copies, kGroup);
@@ -82,7 +82,7 @@ void Row::set(const QuantizedRows& x) {
   const std::size_t all = blocks * copies;
   for (std::size_t pair = 0; pair < groups * kPairs; ++pair)
     set_pair(pair, std::min<std::size_t>(2, all - std::min(all, 2 * pair)));
-  name = x.name;
+  name.set(x.name);
 }
 
 /// `count` of the pair's blocks are part of the row.
