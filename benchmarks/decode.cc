@@ -92,6 +92,7 @@ Json run_decode(const Options& options) {
       result["expert_ranks"] = ranks ? ranks->placement.ranks() : 0;
       results.push_back(std::move(result));
     }
+    runner.close();
   }
   return results;
 }

@@ -43,10 +43,6 @@ StepRunner::StepRunner(SyntheticModel& model, const Options& options, std::size_
     drafter_ = std::make_unique<Drafter>(context_, *experts_, std::min(room, sequences));
 }
 
-StepRunner::~StepRunner() {
-  experts_->close(ExitCode::Ok);
-}
-
 Sequence StepRunner::sequence(std::uint32_t context) const {
   Sequence sequence(model_.config());
   model_.fill(sequence, context);

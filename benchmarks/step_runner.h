@@ -40,7 +40,8 @@ class StepRunner {
   /// model and ranks must outlive the runner; without ranks the experts are the model's own.
   StepRunner(SyntheticModel& model, const Options& options, std::size_t threads, std::size_t max_rows,
              std::size_t sequences, const ExpertRanks* ranks = nullptr);
-  ~StepRunner();
+  /// Ends the expert ranks' part; after a failure the runner's end does it, and says so to them.
+  void close() { experts_->close(ExitCode::Ok); }
 
   Compute& compute() { return compute_; }
   Backbone& backbone() { return *backbone_; }
