@@ -18,10 +18,6 @@ inline __m512 floats_at(const BFloat16* from) {
   const __m256i words = load32(from);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
-inline Sixteen widen(__m512 values) {
-  return {_mm512_cvtps_pd(_mm512_castps512_ps256(values)),
-          _mm512_cvtps_pd(_mm512_extractf32x8_ps(values, 1))};
-}
 inline Sixteen fused(double factor, const Sixteen& values, const Sixteen& sum) {
   const __m512d all = _mm512_set1_pd(factor);
   return {_mm512_fmadd_pd(all, values.part[0], sum.part[0]),

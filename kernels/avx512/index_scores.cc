@@ -132,10 +132,9 @@ DSV41_OUT_OF_LINE void add_heads(const QueryBlock* query, const float* weights, 
     const __m512 positive = _mm512_max_ps(round_number(match[h]), _mm512_setzero_ps());
     const __m512 term = round_number(_mm512_mul_ps(positive, _mm512_set1_ps(weights[h])));
     double* const lane = lanes[(head + h) % kWidth];
-    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(term));
-    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(term, 1));
-    _mm512_store_pd(lane, _mm512_add_pd(_mm512_load_pd(lane), low));
-    _mm512_store_pd(lane + 8, _mm512_add_pd(_mm512_load_pd(lane + 8), high));
+    const Sixteen wide = widen(term);
+    _mm512_store_pd(lane, _mm512_add_pd(_mm512_load_pd(lane), wide.part[0]));
+    _mm512_store_pd(lane + 8, _mm512_add_pd(_mm512_load_pd(lane + 8), wide.part[1]));
   }
 }
 

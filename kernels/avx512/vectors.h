@@ -33,12 +33,14 @@ inline double fold(const Lanes& lanes) {
 inline __mmask16 first_values(std::size_t count) {
   return static_cast<__mmask16>(count >= kWidth ? 0xFFFF : (1u << count) - 1);
 }
+inline Sixteen widen(__m512 values) {
+  return {_mm512_cvtps_pd(_mm512_castps512_ps256(values)),
+          _mm512_cvtps_pd(_mm512_extractf32x8_ps(values, 1))};
+}
 /// Bf16 values: the mask says which are there, the others are zero and not read.
 inline Sixteen widen(const BFloat16* from, __mmask16 mask) {
   const __m256i words = _mm256_maskz_loadu_epi16(mask, from);
-  const __m512 values = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-  return {_mm512_cvtps_pd(_mm512_castps512_ps256(values)),
-          _mm512_cvtps_pd(_mm512_extractf32x8_ps(values, 1))};
+  return widen(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16)));
 }
 inline void store_sixteen(double* to, const Sixteen& values) {
   _mm512_storeu_pd(to, values.part[0]);
