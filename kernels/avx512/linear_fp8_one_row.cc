@@ -24,9 +24,9 @@ constexpr std::size_t kPairs = kGroup / 2;      // a vector of codes is a pair o
 constexpr std::size_t kPairCodes = 2 * kBlock;  // 64
 constexpr std::size_t kGroupCodes = kGroup * kBlock;
 constexpr std::size_t kQuads = kGroup / 4;  // four blocks share a mask of rare codes
-// Memory must not rest while a tile is added up: weights are fetched ahead in proportion to time, this part
-// of them while they are read, the others, a line for each block, meanwhile.
-constexpr std::size_t kFetchedLines = 7;  // of eight
+// Memory must not rest while a tile is corrected and added up: weights are fetched ahead in proportion to time,
+// this part of them while they are read, an eighth with each of the others.
+constexpr std::size_t kFetchedLines = 6;  // of eight
 constexpr std::size_t kFewRests = 5;      // of a pair: more are summed as a second word
 
 /// 64 words in the order of Words.
@@ -211,15 +211,20 @@ void add_rests(const Row& x, const std::uint8_t* codes, std::size_t blocks, std:
   }
 }
 
-/// sum(a r) of the rare codes of `count` weight rows. False when one is NaN.
-bool add_remainders(const Row& x, const std::uint8_t* codes, std::size_t count, Tile& tile) {
+/// sum(a r) of the rare codes of `count` weight rows. False when one is NaN. `lines` are fetched from `ahead`
+/// on.
+bool add_remainders(const Row& x, const std::uint8_t* codes, std::size_t count, Tile& tile,
+                    const std::uint8_t* ahead, std::size_t lines) {
   const std::size_t quads = x.groups * kQuads, row_codes = x.copies * x.blocks * kBlock;
   const std::size_t all_codes = count * x.blocks * kBlock;
   const std::uint64_t reciprocal = (std::uint64_t{1} << 40) / quads + 1;  // divides less than 2^20 exactly
   const std::size_t listed =
       list_masks(tile.rare.data(), ceil_div(count, x.copies) * quads, tile.listed.data());
+  const std::size_t step = ceil_div(lines, std::max<std::size_t>(listed, 1)) * 64;
+  const std::uint8_t* const end = ahead + lines * 64;
   bool numbers = true;
   for (std::size_t i = 0; i < listed; ++i) {
+    if (ahead < end) prefetch_bytes(ahead, step), ahead += step;
     const std::size_t index = tile.listed[i], row = index * reciprocal >> 40;
     const std::size_t first = (index - row * quads) * 2 * kPairCodes;
     for (std::uint64_t rare = tile.rare[index]; rare != 0; rare &= rare - 1) {
@@ -232,6 +237,7 @@ bool add_remainders(const Row& x, const std::uint8_t* codes, std::size_t count, 
       }
     }
   }
+  for (; ahead < end; ahead += 64) prefetch_bytes(ahead, 64);
   return numbers;
 }
 
@@ -253,7 +259,8 @@ bool read_tile(const Row& x, const std::uint8_t* codes, std::size_t count, Tile&
     std::fill(rare + ceil_div(blocks, kGroup) * kQuads, rare + quads, 0);
     add_rests(x, row, blocks, tile.corrections.data() + r);
   }
-  return add_remainders(x, codes, count, tile);
+  const std::size_t eighth = count * x.blocks * (kBlock / 8);  // bytes
+  return add_remainders(x, codes, count, tile, codes + first_ahead(x) + kFetchedLines * eighth, eighth / 64);
 }
 
 /// The features of a tile, one in each lane: their scaled block products, added in ascending order. scale:
@@ -269,7 +276,7 @@ DSV41_OUT_OF_LINE __m512 add_blocks(const Row& x, const Tile& tile, const float*
   __m512i dots[4];
   for (std::size_t first = 0; first < x.blocks; first += 4) {
     transpose_dwords(rows, first * sizeof(std::int32_t), dots);
-    prefetch_bytes(ahead + first * (8 - kFetchedLines) * 64, 4 * (8 - kFetchedLines) * 64);
+    prefetch_bytes(ahead + first * 64, 4 * 64);
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < 4; ++i) {
       const std::size_t b = first + i;
@@ -295,7 +302,9 @@ struct Scales {
   std::vector<float> product, unit_product;  // [blocks]: s_x * s_w, and that times kUnit
   bool numbers = true, exact = true;         // no code is NaN; scales_exactly() of all
 
+  /// The next ones are fetched ahead: nothing else would have them ready.
   void set(const Row& x, const std::uint8_t* codes) {
+    prefetch_bytes(codes + x.blocks, x.blocks);
     product.resize(x.scale.size()), unit_product.resize(x.scale.size());
     numbers = exact = true;
     for (std::size_t b = 0; b < x.blocks; b += kLanes) {
@@ -329,7 +338,7 @@ void linear_fp8_one_row(const QuantizedRows& row, const Fp8Matrix& w, Range rang
     if (!scales.numbers || !read_tile(x, codes, count, tile)) {
       plain_ops().linear_fp8(row, w, {n, n + count}, out);  // NaN spreads as the definition says
     } else {
-      const std::uint8_t* const ahead = codes + first_ahead(x) + count * (w.k / 8) * kFetchedLines;
+      const std::uint8_t* const ahead = codes + first_ahead(x) + count * (w.k / 8) * (kFetchedLines + 1);
       __m512 sums;
       __m512i largest = _mm512_setzero_si512();
       if (scales.exact) sums = add_blocks<true>(x, tile, scales.unit_product.data(), count, ahead, largest);
