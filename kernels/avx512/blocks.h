@@ -152,22 +152,6 @@ inline void transpose_scales(const std::uint8_t* const* rows, std::size_t blocks
     for (std::size_t r = 0; r < kLanes; ++r) out[b * stride + r] = decode_e8m0(rows[r][b]);
 }
 
-/// One lane per row: the terms of rows 0..15 for `count` blocks, added in ascending order; terms [16][stride]
-/// fp32, readable up to a multiple of four blocks.
-inline __m512 add_terms(const float* terms, std::size_t stride, std::size_t count) {
-  __m512 sum = _mm512_setzero_ps();
-  const std::uint8_t* rows[kLanes];
-  for (std::size_t r = 0; r < kLanes; ++r)
-    rows[r] = reinterpret_cast<const std::uint8_t*>(terms + r * stride);
-  for (std::size_t b = 0; b < count; b += 4) {
-    __m512i blocks[4];
-    transpose_dwords(rows, b * sizeof(float), blocks);
-    for (std::size_t i = 0; i < 4 && b + i < count; ++i)
-      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(blocks[i]));
-  }
-  return sum;
-}
-
 inline void store_bfloat16(BFloat16* out, std::size_t count, __m512 values) {
   float lanes[kLanes];
   _mm512_storeu_ps(lanes, values);

@@ -118,6 +118,10 @@ inline __m512i digit_sum(const Unpacked& w, const std::int8_t* digits) {
 
 constexpr std::size_t kFewRows = 3;  // the digits of more do not fit the first-level cache
 
+// Memory must not rest while the terms of a tile are added up: this part of the weights is fetched ahead while
+// weights are read, the rest meanwhile.
+constexpr std::size_t kFetchedEighths = 7;
+
 /// The weights of a group: four blocks in each.
 struct GroupWeights {
   Unpacked quads[kGroup / 4];
@@ -146,44 +150,73 @@ inline void group_terms(const Group& x, const GroupWeights& w, float* terms) {
   _mm512_storeu_ps(terms, _mm512_mul_ps(d, _mm512_mul_ps(_mm512_loadu_ps(x.scale), w.scales)));
 }
 
-/// The first `blocks` blocks at `codes`; nothing beyond them is read, and the others are zero.
-inline GroupWeights load_group(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t blocks) {
-  GroupWeights w;
-#pragma GCC unroll 4
-  for (std::size_t q = 0; q < 4; ++q) {
-    const std::uint8_t* const from = codes + q * 64;
-    _mm_prefetch(reinterpret_cast<const char*>(from + kPrefetch), _MM_HINT_T0);
-    w.quads[q] =
-        unpack(blocks == kGroup ? load(from)
-                                : load_part(from, first_bytes(blocks * 16 - std::min(blocks * 16, q * 64))));
-  }
-  w.scales =
-      scales_of(blocks == kGroup ? load16(scales)
-                                 : _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bytes(blocks)), scales));
-  return w;
-}
+/// Weight rows that are read one after another.
+struct Stream {
+  const std::uint8_t *codes, *scales;
+  const std::uint8_t* ahead;      // fetched next
+  __m128i largest_scales = {};  // of all codes that were read: 255 is NaN
 
-/// The scaled block products of `blocks` blocks of weights, which are one weight row, or two of them where
-/// the activations are there twice, with `rows` activation rows: fp32, from terms + m * distance on for
-/// activation row m.
-DSV41_OUT_OF_LINE void row_terms(const Digits& x, std::size_t rows, const std::uint8_t* codes,
-                                 const std::uint8_t* scales, std::size_t blocks, float* terms,
-                                 std::size_t distance) {
+  /// The next `blocks` blocks; nothing beyond them is read, and the others are zero.
+  GroupWeights next(std::size_t blocks) {
+    GroupWeights w;
+    prefetch_bytes(ahead, blocks * 2 * kFetchedEighths);
+#pragma GCC unroll 4
+    for (std::size_t q = 0; q < 4; ++q) {
+      const std::uint8_t* const from = codes + q * 64;
+      w.quads[q] =
+          unpack(blocks == kGroup ? load(from)
+                                  : load_part(from, first_bytes(blocks * 16 - std::min(blocks * 16, q * 64))));
+    }
+    const __m128i scale_codes = blocks == kGroup
+                                    ? load16(scales)
+                                    : _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bytes(blocks)), scales);
+    largest_scales = _mm_max_epu8(largest_scales, scale_codes);
+    w.scales = scales_of(scale_codes);
+    codes += blocks * 16, scales += blocks, ahead += blocks * 2 * kFetchedEighths;
+    return w;
+  }
+};
+
+/// The scaled block products of the next `blocks` blocks, which are one weight row, or two of them where the
+/// activations are there twice, with `rows` activation rows: fp32, from terms + m * distance on for activation
+/// row m.
+DSV41_OUT_OF_LINE void row_terms(const Digits& x, std::size_t rows, Stream& weights, std::size_t blocks,
+                                 float* terms, std::size_t distance) {
+  Stream stream = weights;
   const std::size_t whole = blocks / kGroup;
   if (rows == 1) {  // by far the most frequent case: a loop less
     const Group* const row = x.row(0);
-    for (std::size_t g = 0; g < whole; ++g)
-      group_terms(row[g], load_group(codes + g * 256, scales + g * kGroup, kGroup), terms + g * kGroup);
+    for (std::size_t g = 0; g < whole; ++g) group_terms(row[g], stream.next(kGroup), terms + g * kGroup);
   } else {
     for (std::size_t g = 0; g < whole; ++g) {
-      const GroupWeights w = load_group(codes + g * 256, scales + g * kGroup, kGroup);
+      const GroupWeights w = stream.next(kGroup);
       for (std::size_t m = 0; m < rows; ++m) group_terms(x.row(m)[g], w, terms + m * distance + g * kGroup);
     }
   }
-  if (whole * kGroup == blocks) return;
-  const GroupWeights w = load_group(codes + whole * 256, scales + whole * kGroup, blocks % kGroup);
-  for (std::size_t m = 0; m < rows; ++m)
-    group_terms(x.row(m)[whole], w, terms + m * distance + whole * kGroup);
+  if (whole * kGroup != blocks) {
+    const GroupWeights w = stream.next(blocks % kGroup);
+    for (std::size_t m = 0; m < rows; ++m)
+      group_terms(x.row(m)[whole], w, terms + m * distance + whole * kGroup);
+  }
+  weights = stream;
+}
+
+/// One lane per weight row: the terms of rows 0..15 for `count` blocks, added in ascending order; terms
+/// [16][stride], readable up to a multiple of four blocks. Weights are fetched from `ahead` on.
+__m512 add_terms(const float* terms, std::size_t stride, std::size_t count, const std::uint8_t* ahead) {
+  constexpr std::size_t kFetched = (8 - kFetchedEighths) * kLanes * 2;  // bytes for a block
+  __m512 sum = _mm512_setzero_ps();
+  const std::uint8_t* rows[kLanes];
+  for (std::size_t r = 0; r < kLanes; ++r)
+    rows[r] = reinterpret_cast<const std::uint8_t*>(terms + r * stride);
+  for (std::size_t b = 0; b < count; b += 4) {
+    __m512i blocks[4];
+    transpose_dwords(rows, b * sizeof(float), blocks);
+    prefetch_bytes(ahead + b * kFetched, 4 * kFetched);
+    for (std::size_t i = 0; i < 4 && b + i < count; ++i)
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(blocks[i]));
+  }
+  return sum;
 }
 
 /// Where rows end in the middle of a group, two of them are whole groups again.
@@ -196,19 +229,23 @@ void few_rows(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Ra
   const std::size_t stride = x.copies == 1 ? x.groups * kGroup : x.blocks;
   const std::size_t distance = kLanes * stride + kGroup;  // a single last row may fill half a group more
   terms.resize(std::max(terms.size(), rows.rows * distance));
+  // The terms of a tile are behind the weights by what is fetched while they are added up.
+  const std::size_t added_up = x.blocks * kLanes * (8 - kFetchedEighths) * 2;
   for (std::size_t n = range.begin; n < range.end; n += kLanes) {
     const std::size_t count = std::min(kLanes, range.end - n);
-    if (holds_e8m0_nan(w.scales + n * x.blocks, count * x.blocks)) {
+    Stream weights{w.codes + n * (w.k / 2), w.scales + n * x.blocks, nullptr};
+    weights.ahead = weights.codes + kPrefetch + added_up;
+    prefetch_bytes(weights.scales + kLanes * x.blocks, kLanes * x.blocks);  // of the next tile
+    for (std::size_t r = 0; r < count; r += x.copies)
+      row_terms(x, rows.rows, weights, std::min(x.copies, count - r) * x.blocks, terms.data() + r * stride,
+                distance);
+    if (_mm_movemask_epi8(_mm_cmpeq_epi8(weights.largest_scales, _mm_set1_epi8(-1))) != 0) {
       plain_ops().linear_fp4(rows, w, {n, n + count}, out);  // NaN spreads as the definition says
       continue;
     }
-    prefetch_bytes(w.scales + (n + kLanes) * x.blocks,
-                   kLanes * x.blocks);  // the next tile's are looked at first
-    for (std::size_t r = 0; r < count; r += x.copies)
-      row_terms(x, rows.rows, w.codes + (n + r) * (w.k / 2), w.scales + (n + r) * x.blocks,
-                std::min(x.copies, count - r) * x.blocks, terms.data() + r * stride, distance);
     for (std::size_t m = 0; m < rows.rows; ++m)
-      store_bfloat16(out + m * w.n + n, count, add_terms(terms.data() + m * distance, stride, x.blocks));
+      store_bfloat16(out + m * w.n + n, count,
+                     add_terms(terms.data() + m * distance, stride, x.blocks, weights.ahead));
   }
 }
 
