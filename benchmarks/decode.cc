@@ -20,15 +20,16 @@ Json measure(StepRunner& runner, const SyntheticModel& model, const Options& opt
   StepCost best;
   best.seconds = 1e300;
   std::vector<double> times;
-  double read = 0, bytes = 0;
+  double read = 0, bytes = 0;  // bandwidth is measured over as many bytes as a step's: it varies within a step
   const auto start = Clock::now();
   for (std::size_t i = 0; i < 4 || seconds_since(start) < options.seconds; ++i) {
-    read = std::max(read, runner.read_rate());
     Step step;
     for (Sequence& sequence : sequences) step.add(sequence, runner.tokens(c.rows), c.rows);
     const StepCost cost = runner.forward(step, StepKind::Decode);
     for (Sequence& sequence : sequences) sequence.rollback(c.context);
     if (i == 0) continue;  // sizes buffers
+    bytes = model.host_bytes().layers + model.host_bytes().head + cost.expert_bytes;
+    read = std::max(read, runner.read_rate(bytes));
     times.push_back(cost.seconds);
     if (cost.seconds < best.seconds) best = cost;
   }

@@ -91,13 +91,15 @@ StepCost StepRunner::since(const ProfileTotals& before, StepKind kind) const {
   return cost;
 }
 
-double StepRunner::read_rate() {
+double StepRunner::read_rate(double bytes) {
   const Buffer& codes = model_.codes();
-  const std::size_t bytes = std::min<std::size_t>(codes.size(), std::size_t{512} << 20);
-  if (read_at_ + bytes > codes.size()) read_at_ = 0;
-  const double rate = bench::read_rate(compute_.threads(), codes.data() + read_at_, bytes);
-  read_at_ += bytes;
-  return rate;
+  const std::size_t pass = std::min<std::size_t>(codes.size(), std::size_t{512} << 20);
+  double seconds = 0, read = 0;
+  for (; read < bytes; read += static_cast<double>(pass), read_at_ += pass) {
+    if (read_at_ + pass > codes.size()) read_at_ = 0;
+    seconds += static_cast<double>(pass) / bench::read_rate(compute_.threads(), codes.data() + read_at_, pass);
+  }
+  return read / seconds;
 }
 
 Json phases_json(const StepCost& cost) {

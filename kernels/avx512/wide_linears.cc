@@ -1,6 +1,7 @@
 // Linears whose sums are 16 fp64 lanes (docs/numerics.md 2) with AVX-512: BF16 weights, and FP8 weights with
 // unquantized activations. Products are exact in fp64, so that fused additions change nothing.
 #include <algorithm>
+#include <bit>
 #include <type_traits>
 #include <vector>
 
@@ -347,28 +348,30 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
   }
 }
 
-/// What the activations of a block are multiplied with, and how that differs from what they were before.
+/// What the activations of a block are multiplied with, and how that differs from what they were before: powers
+/// of two.
 struct BlockFactor {
   double current = 1.0, change = 1.0;
 };
+inline double quotient_of_powers(double a, double b) {
+  return std::bit_cast<double>(std::bit_cast<std::int64_t>(a) - std::bit_cast<std::int64_t>(b) +
+                               std::bit_cast<std::int64_t>(1.0));
+}
 
-/// Exchanges the factors of the panels' blocks for the scales of a block of features, in place: factors are
-/// powers of two, so that nothing is rounded. A vector lies within a block.
+/// Exchanges the factors of the panels' blocks for the scales of a block of features, in place; nothing is
+/// rounded. A vector lies within a block. The next scales are fetched ahead.
 void scale_panels(PanelVector* panels, std::size_t rows, std::size_t k, const std::uint8_t* scales,
                   std::vector<BlockFactor>& factors) {
   const std::size_t padding = padded_length(k) / kBlock - factors.size();
+  prefetch_bytes(scales + factors.size(), factors.size());
   for (std::size_t b = 0; b < factors.size(); ++b) {
     const double factor = static_cast<double>(decode_e8m0(scales[b])) * unquantized_fp8::kActivationFactor;
-    factors[b] = {factor, factor / factors[b].current};
+    factors[b] = {factor, quotient_of_powers(factor, factors[b].current)};
   }
   for (std::size_t first = 0, group; first < rows; first += group) {
     group = portion(rows - first, kMaxGroup);
     for (std::size_t part = 0; part < 2; ++part, panels += padding * group)
       for (const BlockFactor& factor : factors) {
-        if (factor.change == 1.0) {
-          panels += group;
-          continue;
-        }
         const __m512d change = _mm512_set1_pd(factor.change);
         for (std::size_t m = 0; m < group; ++m, ++panels)
           *panels = join_values(_mm512_mul_pd(panel_values<0>(*panels), change),
