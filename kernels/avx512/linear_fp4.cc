@@ -121,6 +121,7 @@ constexpr std::size_t kFewRows = 3;  // the digits of more do not fit the first-
 // Memory must not rest while the terms of a tile are added up: this part of the weights is fetched ahead while
 // weights are read, the rest meanwhile.
 constexpr std::size_t kFetchedEighths = 7;
+constexpr std::size_t kScalesAhead = 1024;  // bytes; a tile's at once would hold up the codes
 
 /// The weights of a group: four blocks in each.
 struct GroupWeights {
@@ -160,6 +161,7 @@ struct Stream {
   GroupWeights next(std::size_t blocks) {
     GroupWeights w;
     prefetch_bytes(ahead, blocks * 2 * kFetchedEighths);
+    prefetch_bytes(scales + kScalesAhead, 1);
 #pragma GCC unroll 4
     for (std::size_t q = 0; q < 4; ++q) {
       const std::uint8_t* const from = codes + q * 64;
@@ -235,7 +237,6 @@ void few_rows(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, Ra
     const std::size_t count = std::min(kLanes, range.end - n);
     Stream weights{w.codes + n * (w.k / 2), w.scales + n * x.blocks, nullptr};
     weights.ahead = weights.codes + kPrefetch + added_up;
-    prefetch_bytes(weights.scales + kLanes * x.blocks, kLanes * x.blocks);  // of the next tile
     for (std::size_t r = 0; r < count; r += x.copies)
       row_terms(x, rows.rows, weights, std::min(x.copies, count - r) * x.blocks, terms.data() + r * stride,
                 distance);
