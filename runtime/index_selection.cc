@@ -71,14 +71,14 @@ void IndexSelection::queries(const RowSet& rows, std::uint32_t layer, std::span<
   context_.compute.linear(x, weights.weights_proj, first(head_weights_, rows.rows() * heads));
   for (BFloat16& weight : first(head_weights_, rows.rows() * heads))
     weight = to_bfloat16(static_cast<double>(to_float(weight)) * static_cast<double>(head_weight_scale_));
-  context_.compute.threads().parallel_for(rows.rows(), 1, [&](Range range) {
-    for (std::size_t row = range.begin; row < range.end; ++row) {
-      BFloat16* query = query_.data() + row * width;
-      ops.rotate(query, heads, dim, rope.pairs(), rope.cosine(rows.origins[row]),
-                 rope.sine(rows.origins[row]), false);
-      query_names_[row] = Compute::new_name();
-      ops.quantize_index(query, heads, dim, query_codes_.data() + row * width / 2,
-                         query_scales_.data() + row * width / kBlock);
+  for (std::size_t row = 0; row < rows.rows(); ++row) query_names_[row] = Compute::new_name();
+  context_.compute.threads().parallel_for(rows.rows() * heads, 8, [&](Range range) {
+    for (std::size_t head = range.begin; head < range.end; ++head) {
+      BFloat16* query = query_.data() + head * dim;
+      const std::uint32_t origin = rows.origins[head / heads];
+      ops.rotate(query, 1, dim, rope.pairs(), rope.cosine(origin), rope.sine(origin), false);
+      ops.quantize_index(query, 1, dim, query_codes_.data() + head * dim / 2,
+                         query_scales_.data() + head * dim / kBlock);
     }
   });
 }

@@ -65,7 +65,10 @@ void Moe::route(std::uint32_t block, const MoeWeights& weights, std::span<const 
                     chosen = context_.config.experts_per_token(block);
   const std::size_t rows = call.rows;
   context_.compute.linear_wide(x, weights.gate, first(logits_, rows * experts));
-  gate_scores(first(logits_, rows * experts), first(scores_, rows * experts));
+  context_.compute.threads().parallel_for(rows * experts, 64, [&](Range range) {
+    gate_scores(std::span(logits_).subspan(range.begin, range.size()),
+                std::span(scores_).subspan(range.begin, range.size()));
+  });
   call.routes.clear();
   for (std::size_t row = 0; row < rows; ++row) {
     const std::span<std::int32_t> ids(ids_.data() + row * chosen, chosen);

@@ -9,6 +9,7 @@ const Ops& avx512_ops() {
   static const Ops ops = [] {
     Ops table = avx2_ops();
     table.name = "avx512";
+    table.dequantize_group = avx512::dequantize_group;
     table.linear_fp8 = avx512::linear_fp8;
     table.linear_fp4 = avx512::linear_fp4;
     table.linear_bf16 = avx512::linear_bf16;

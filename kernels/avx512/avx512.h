@@ -11,6 +11,7 @@ const Ops& avx512_ops();
 
 namespace avx512 {
 
+void dequantize_group(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k, float* out);
 void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat16* out);
 void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
 /// linear_fp8 of one row whose codes and scales are numbers.
