@@ -116,7 +116,7 @@ inline __m512i digit_sum(const Unpacked& w, const std::int8_t* digits) {
 // ---- a few rows: each weight row is read once, in order, sixteen blocks at a time
 // ----------------------------
 
-constexpr std::size_t kFewRows = 3;  // the digits of more do not fit the first-level cache
+constexpr std::size_t kFewRows = 2;  // the digits of more do not fit the first-level cache
 
 // Memory must not rest while the terms of a tile are added up: this part of the weights is fetched ahead while
 // weights are read, the rest meanwhile.
@@ -361,8 +361,18 @@ void many_rows(const QuantizedRows& rows, const Digits& x, const Fp4Matrix& w, R
       std::size_t m = 0;
       for (; m + 4 <= rows.rows; m += 4)
         rows_times_tile<4>(x.row(m) + group, stride, blocks, tile, acc.data() + m * kTile);
-      for (; m < rows.rows; ++m)
-        rows_times_tile<1>(x.row(m) + group, stride, blocks, tile, acc.data() + m * kTile);
+      const Group* const left = x.row(m) + group;
+      float* const left_acc = acc.data() + m * kTile;
+      switch (rows.rows - m) {
+        case 3:
+          rows_times_tile<3>(left, stride, blocks, tile, left_acc);
+          break;
+        case 2:
+          rows_times_tile<2>(left, stride, blocks, tile, left_acc);
+          break;
+        case 1:
+          rows_times_tile<1>(left, stride, blocks, tile, left_acc);
+      }
     }
     for (std::size_t m = 0; m < rows.rows; ++m)
       for (std::size_t f = 0; f < count; ++f) out[m * w.n + n + f] = to_bfloat16(acc[m * kTile + f]);
