@@ -20,7 +20,8 @@ Json measure(StepRunner& runner, const SyntheticModel& model, const Options& opt
   StepCost best;
   best.seconds = 1e300;
   std::vector<double> times;
-  double read = 0, bytes = 0;  // bandwidth is measured over as many bytes as a step's: it varies within a step
+  double read = 0,
+         bytes = 0;  // bandwidth is measured over as many bytes as a step's: it varies within a step
   const auto start = Clock::now();
   for (std::size_t i = 0; i < 4 || seconds_since(start) < options.seconds; ++i) {
     Step step;

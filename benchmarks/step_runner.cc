@@ -97,7 +97,8 @@ double StepRunner::read_rate(double bytes) {
   double seconds = 0, read = 0;
   for (; read < bytes; read += static_cast<double>(pass), read_at_ += pass) {
     if (read_at_ + pass > codes.size()) read_at_ = 0;
-    seconds += static_cast<double>(pass) / bench::read_rate(compute_.threads(), codes.data() + read_at_, pass);
+    seconds +=
+        static_cast<double>(pass) / bench::read_rate(compute_.threads(), codes.data() + read_at_, pass);
   }
   return read / seconds;
 }

@@ -55,8 +55,8 @@ class StepRunner {
   StepCost forward(const Step& step, StepKind kind);
   /// Seeds the draft stages from the last forward pass and drafts for every sequence of `step`.
   StepCost draft(const Step& step);
-  /// Bytes per second of the read loop on the runner's threads, over at least `bytes` > 0 that the steps leave
-  /// cold.
+  /// Bytes per second of the read loop on the runner's threads, over at least `bytes` > 0 that the steps
+  /// leave cold.
   double read_rate(double bytes);
 
  private:

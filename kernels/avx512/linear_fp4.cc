@@ -118,8 +118,8 @@ inline __m512i digit_sum(const Unpacked& w, const std::int8_t* digits) {
 
 constexpr std::size_t kFewRows = 2;  // the digits of more do not fit the first-level cache
 
-// Memory must not rest while the terms of a tile are added up: this part of the weights is fetched ahead while
-// weights are read, the rest meanwhile.
+// Memory must not rest while the terms of a tile are added up: this part of the weights is fetched ahead
+// while weights are read, the rest meanwhile.
 constexpr std::size_t kFetchedEighths = 7;
 constexpr std::size_t kScalesAhead = 1024;  // bytes; a tile's at once would hold up the codes
 
@@ -154,7 +154,7 @@ inline void group_terms(const Group& x, const GroupWeights& w, float* terms) {
 /// Weight rows that are read one after another.
 struct Stream {
   const std::uint8_t *codes, *scales;
-  const std::uint8_t* ahead;      // fetched next
+  const std::uint8_t* ahead;    // fetched next
   __m128i largest_scales = {};  // of all codes that were read: 255 is NaN
 
   /// The next `blocks` blocks; nothing beyond them is read, and the others are zero.
@@ -165,13 +165,13 @@ struct Stream {
 #pragma GCC unroll 4
     for (std::size_t q = 0; q < 4; ++q) {
       const std::uint8_t* const from = codes + q * 64;
-      w.quads[q] =
-          unpack(blocks == kGroup ? load(from)
-                                  : load_part(from, first_bytes(blocks * 16 - std::min(blocks * 16, q * 64))));
+      w.quads[q] = unpack(blocks == kGroup
+                              ? load(from)
+                              : load_part(from, first_bytes(blocks * 16 - std::min(blocks * 16, q * 64))));
     }
-    const __m128i scale_codes = blocks == kGroup
-                                    ? load16(scales)
-                                    : _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bytes(blocks)), scales);
+    const __m128i scale_codes =
+        blocks == kGroup ? load16(scales)
+                         : _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bytes(blocks)), scales);
     largest_scales = _mm_max_epu8(largest_scales, scale_codes);
     w.scales = scales_of(scale_codes);
     codes += blocks * 16, scales += blocks, ahead += blocks * 2 * kFetchedEighths;
@@ -180,8 +180,8 @@ struct Stream {
 };
 
 /// The scaled block products of the next `blocks` blocks, which are one weight row, or two of them where the
-/// activations are there twice, with `rows` activation rows: fp32, from terms + m * distance on for activation
-/// row m.
+/// activations are there twice, with `rows` activation rows: fp32, from terms + m * distance on for
+/// activation row m.
 DSV41_OUT_OF_LINE void row_terms(const Digits& x, std::size_t rows, Stream& weights, std::size_t blocks,
                                  float* terms, std::size_t distance) {
   Stream stream = weights;

@@ -24,8 +24,8 @@ constexpr std::size_t kPairs = kGroup / 2;      // a vector of codes is a pair o
 constexpr std::size_t kPairCodes = 2 * kBlock;  // 64
 constexpr std::size_t kGroupCodes = kGroup * kBlock;
 constexpr std::size_t kQuads = kGroup / 4;  // four blocks share a mask of rare codes
-// Memory must not rest while a tile is corrected and added up: weights are fetched ahead in proportion to time,
-// this part of them while they are read, an eighth with each of the others.
+// Memory must not rest while a tile is corrected and added up: weights are fetched ahead in proportion to
+// time, this part of them while they are read, an eighth with each of the others.
 constexpr std::size_t kFetchedLines = 6;  // of eight
 constexpr std::size_t kFewRests = 5;      // of a pair: more are summed as a second word
 

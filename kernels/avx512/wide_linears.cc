@@ -348,8 +348,8 @@ void bfloat16_sums(const BFloat16* x, std::size_t rows, std::size_t x_stride, co
   }
 }
 
-/// What the activations of a block are multiplied with, and how that differs from what they were before: powers
-/// of two.
+/// What the activations of a block are multiplied with, and how that differs from what they were before:
+/// powers of two.
 struct BlockFactor {
   double current = 1.0, change = 1.0;
 };
