@@ -1,6 +1,7 @@
 // dsv41-bench decode: whole decode steps at full geometry, by context length, number of sequences and rows,
 // beside the time that their bytes take at the read bandwidth of the same run. Under mpirun rank 0 is the
-// host and the others hold the experts; --threads is for each rank, and the bandwidth the host's.
+// host and the others hold the experts; --threads is for each rank, and the bandwidth the host's. Several
+// rows then run both whole and in halves (runtime/overlap.h).
 #include <cstdio>
 #include <optional>
 
@@ -12,9 +13,11 @@ namespace {
 struct Case {
   std::uint32_t context;
   std::size_t sequences, rows;  // rows of each sequence: the pending token and drafts
+  bool halves;
 };
 
 Json measure(StepRunner& runner, const SyntheticModel& model, const Options& options, const Case& c) {
+  runner.backbone().set_overlap(c.halves ? Overlap::Mode::Always : Overlap::Mode::Never);
   std::vector<Sequence> sequences;
   for (std::size_t i = 0; i < c.sequences; ++i) sequences.push_back(runner.sequence(c.context));
   StepCost best;
@@ -37,11 +40,13 @@ Json measure(StepRunner& runner, const SyntheticModel& model, const Options& opt
   std::sort(times.begin(), times.end());
   bytes = model.host_bytes().layers + model.host_bytes().head + best.expert_bytes;
   const double limit = bytes / read, rows = static_cast<double>(c.sequences * c.rows);
-  std::fprintf(stderr, "context %8u  sequences %2zu  rows %zu  %8.1f ms  %5.2f x limit  %7.2f rows/s\n",
-               c.context, c.sequences, c.rows, best.seconds * 1e3, best.seconds / limit, rows / best.seconds);
+  std::fprintf(stderr, "context %8u  sequences %2zu  rows %zu  %s  %8.1f ms  %5.2f x limit  %7.2f rows/s\n",
+               c.context, c.sequences, c.rows, c.halves ? "halves" : "whole ", best.seconds * 1e3,
+               best.seconds / limit, rows / best.seconds);
   return {{"context", c.context},
           {"sequences", c.sequences},
           {"rows_per_sequence", c.rows},
+          {"in_halves", c.halves},
           {"best_ms", best.seconds * 1e3},
           {"median_ms", times[times.size() / 2] * 1e3},
           {"repetitions", times.size()},
@@ -59,6 +64,10 @@ Json measure(StepRunner& runner, const SyntheticModel& model, const Options& opt
 
 Json run_decode(const Options& options) {
   const ModelConfig config = read_config(options.config);
+  std::unique_ptr<Communicator> communicator;
+  std::optional<ExpertRanks> ranks;
+  if (started_by_launcher()) communicator = make_mpi_communicator();
+  if (communicator && communicator->size() > 1) ranks.emplace(*communicator, config);
   std::size_t most_rows = 0, most_sequences = 0;
   std::vector<Case> cases;
   const auto rows = options.rows.empty() ? std::vector<std::size_t>{1} : options.rows;
@@ -67,15 +76,12 @@ Json run_decode(const Options& options) {
       for (const std::size_t count : rows) {
         if (context == 0 || context + count > config.max_positions())
           throw std::invalid_argument("--contexts " + std::to_string(context) + " is outside of the model's");
-        cases.push_back({static_cast<std::uint32_t>(context), sequences, count});
+        cases.push_back({static_cast<std::uint32_t>(context), sequences, count, false});
+        if (ranks && sequences * count > 1) cases.push_back(cases.back()), cases.back().halves = true;
         most_rows = std::max(most_rows, sequences * count);
         most_sequences = std::max(most_sequences, sequences);
       }
 
-  std::unique_ptr<Communicator> communicator;
-  std::optional<ExpertRanks> ranks;
-  if (started_by_launcher()) communicator = make_mpi_communicator();
-  if (communicator && communicator->size() > 1) ranks.emplace(*communicator, config);
   if (ranks && communicator->rank() > 0) {
     const auto source = synthetic_experts(config, options.pool_mib << 20);
     for (const std::size_t threads : thread_counts(options)) {

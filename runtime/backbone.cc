@@ -25,15 +25,14 @@ std::span<const float> Backbone::forward(const Step& step) {
   }
   attention_.prepare(step);
   main_hidden_.resize(step.rows() * config.dspark_target_layer_ids.size() * config.dim);
-  const std::span<Lane> lanes = make_lanes(step);
+  const bool halves = overlap_.wanted(step.rows());
+  const std::span<Lane> lanes = make_lanes(step, halves ? kCallsInFlight : 1);
   for (Lane& lane : lanes) embed(step, lane);
-  for (std::uint32_t layer = 0; layer < config.n_layers; ++layer) {
-    for (Lane& lane : lanes) {
-      if (layer > 0) finish_block(layer - 1, lane);
-      begin_block(step, layer, lane);
-    }
-  }
-  for (Lane& lane : lanes) finish_block(config.n_layers - 1, lane);
+  const std::uint64_t computed_before = row_counts_.computed, started_at = monotonic_ns();
+  run_layers(step, lanes);
+  overlap_.step_took(step.rows(), halves, row_counts_.computed - computed_before,
+                     static_cast<double>(monotonic_ns() - started_at) * 1e-9);
+  halved_steps_ += halves;
   const std::span<const float> logits = head(step, lanes);
 
   for (const Segment& segment : step.segments)
@@ -43,9 +42,19 @@ std::span<const float> Backbone::forward(const Step& step) {
   return logits;
 }
 
-std::span<Backbone::Lane> Backbone::make_lanes(const Step& step) {
+void Backbone::run_layers(const Step& step, std::span<Lane> lanes) {
+  const std::uint32_t layers = context_.config.n_layers;
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    for (Lane& lane : lanes) {
+      if (layer > 0) finish_block(layer - 1, lane);
+      begin_block(step, layer, lane);
+    }
+  }
+  for (Lane& lane : lanes) finish_block(layers - 1, lane);
+}
+
+std::span<Backbone::Lane> Backbone::make_lanes(const Step& step, std::size_t count) {
   const std::size_t rows = step.rows();
-  const std::size_t count = rows >= 2 && rows >= overlap_rows_ ? kCallsInFlight : 1;
   for (std::size_t i = 0; i < count; ++i) {
     Lane& lane = lanes_[i];
     if (lane.x.empty()) {

@@ -9,6 +9,7 @@
 #include "runtime/engram_layer.h"
 #include "runtime/hyper_connections.h"
 #include "runtime/moe.h"
+#include "runtime/overlap.h"
 #include "runtime/step.h"
 
 namespace dsv41 {
@@ -27,15 +28,18 @@ class Backbone {
   /// last step. Rows that were left out below a target layer (RowPlan) hold nothing.
   std::span<const BFloat16> main_hidden() const { return main_hidden_; }
 
-  /// Steps of at least this many rows run as two halves: while the experts of one are away, the other is
-  /// computed here. Exact: the second half finds in the caches what the first has stored. Default: never.
-  void overlap_from(std::size_t rows) { overlap_rows_ = rows; }
+  /// Which steps run as two halves: while the experts of one are away, the other is computed here. Exact: the
+  /// second half finds in the caches what the first has stored. Default: none.
+  void set_overlap(Overlap::Mode mode) { overlap_ = Overlap(mode); }
 
   /// Rows times layers that were computed and that RowPlan left out, since the start.
   struct RowCounts {
     std::uint64_t computed = 0, skipped = 0;
   };
   const RowCounts& row_counts() const { return row_counts_; }
+
+  /// Steps that ran as two halves, since the start.
+  std::uint64_t halved_steps() const { return halved_steps_; }
 
  private:
   /// The rows that go through the layers together.
@@ -48,7 +52,9 @@ class Backbone {
     Moe::Call moe;
   };
 
-  std::span<Lane> make_lanes(const Step& step);
+  std::span<Lane> make_lanes(const Step& step, std::size_t count);
+  /// All layers, each lane in turn.
+  void run_layers(const Step& step, std::span<Lane> lanes);
   void embed(const Step& step, Lane& lane);
   /// One layer up to the experts' departure, and from their return. Takes in the rows of lane.active, leaves
   /// those whose output is needed.
@@ -65,9 +71,10 @@ class Backbone {
   Moe moe_;
   EngramLayers engram_;
   RowPlan plan_;
-  std::size_t overlap_rows_ = ~std::size_t{0};
+  Overlap overlap_;
   std::uint64_t total_rows_ = 0;
   RowCounts row_counts_;
+  std::uint64_t halved_steps_ = 0;
   std::array<Lane, kCallsInFlight> lanes_;
   std::vector<BFloat16> main_hidden_;
   std::vector<BFloat16> hidden_;  // [max_rows, D] input of the head

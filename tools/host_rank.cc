@@ -14,9 +14,6 @@
 namespace dsv41 {
 namespace {
 
-/// With messages on the way, steps from this many rows on run as two halves (Backbone::overlap_from).
-constexpr std::size_t kOverlapRows = 32;
-
 void write_all(std::FILE* file, std::string_view text, const char* name) {
   if (std::fwrite(text.data(), 1, text.size(), file) != text.size() || std::fflush(file) != 0)
     throw ResourceError(fmt::format("{} cannot be written: {}", name, std::strerror(errno)));
@@ -58,6 +55,11 @@ std::string json_of(std::span<const std::uint32_t> prompt, const GenerationResul
 
 std::string describe_rows(const Backbone::RowCounts& rows) {
   return fmt::format("{} of {} layer rows skipped", rows.skipped, rows.computed + rows.skipped);
+}
+
+/// "; 12 steps in two halves", or nothing.
+std::string describe_overlap(const Backbone& backbone) {
+  return backbone.halved_steps() == 0 ? "" : fmt::format("; {} steps in two halves", backbone.halved_steps());
 }
 
 /// "; drafts: 30 of 41 accepted (by place 90% 71% …), 0.12 s", or nothing.
@@ -106,7 +108,7 @@ void HostRank::run(Experts& experts, Recorder* recorder, double load_seconds) {
   load_seconds += seconds_since(start);
   model_.record(recorder);
   Backbone& backbone = model_.connect(experts);
-  if (experts.remote()) backbone.overlap_from(kOverlapRows);
+  if (experts.remote() || options_.overlap == Overlap::Mode::Always) backbone.set_overlap(options_.overlap);
   SchedulerOptions scheduling;
   scheduling.batch = options_.batch;
   scheduling.step_rows = options_.step_rows();
@@ -124,8 +126,8 @@ void HostRank::run(Experts& experts, Recorder* recorder, double load_seconds) {
   else
     run_prompt(scheduler, experts, load_seconds);
   if (!options_.quiet)
-    fmt::print(stderr, "dsv41-mpi: {}{}\n", describe_rows(backbone.row_counts()),
-               describe_speculation(scheduler.speculation()));
+    fmt::print(stderr, "dsv41-mpi: {}{}{}\n", describe_rows(backbone.row_counts()),
+               describe_overlap(backbone), describe_speculation(scheduler.speculation()));
   if (!options_.quiet) print_residency(experts);
 }
 

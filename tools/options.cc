@@ -48,6 +48,13 @@ SpeculationOptions speculation(const std::string& text) {
   return {Mode::Fixed, number<std::size_t>(text, "speculate", 0, 64)};
 }
 
+Overlap::Mode overlap(const std::string& text) {
+  if (text == "auto") return Overlap::Mode::Measured;
+  if (text == "on") return Overlap::Mode::Always;
+  if (text == "off") return Overlap::Mode::Never;
+  throw UsageError(fmt::format("--overlap takes auto, on or off, not '{}'", text));
+}
+
 EngramMode engram_mode(const std::string& text) {
   if (text == "mmap") return EngramMode::Mmap;
   if (text == "direct") return EngramMode::Direct;
@@ -120,6 +127,9 @@ po::options_description descriptions(bool audit) {
       "engram", text()->value_name("HOW"),
       "n-gram rows: mmap | direct (gathered past the page cache) | resident (loaded at start) (mmap)")(
       "engram-cache", text()->value_name("SIZE"), "with --engram direct: for rows read earlier (256M)")(
+      "overlap", text()->value_name("auto|on|off"),
+      "run steps as two halves, one computing here while the experts of the other are away; never changes "
+      "the output (auto: where it is measured to be faster)")(
       "rank-timeout", text()->value_name("SECONDS"), "end the job when a rank is silent for so long (60)");
   output.add_options()("dump-logits", text()->value_name("F.h5"),
                        "write /ids and /logits of every processed position")(
@@ -240,6 +250,7 @@ Options read_options(const po::variables_map& flags) {
   if (given("step-tokens"))
     options.step_tokens = number<std::uint32_t>(text("step-tokens"), "step-tokens", 1, 1u << 17);
   if (given("context-memory")) options.context_bytes = byte_size(text("context-memory"), "context-memory");
+  if (given("overlap")) options.overlap = overlap(text("overlap"));
   if (given("speculate")) options.speculation = speculation(text("speculate"));
   options.no_skip = given("no-skip");
   options.no_prefix_sharing = given("no-prefix-sharing");

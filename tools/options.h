@@ -12,6 +12,7 @@
 #include "loader/audit/audit.h"
 #include "runtime/gpu_devices.h"
 #include "runtime/gpu_transport.h"
+#include "runtime/overlap.h"
 #include "runtime/speculation.h"
 
 namespace dsv41 {
@@ -37,6 +38,7 @@ struct Options {
   std::uint32_t step_tokens = 0;  // 0: what chunk and batch need
   std::uint64_t context_bytes = ~std::uint64_t{0};
   SpeculationOptions speculation{SpeculationOptions::Mode::Auto, 0};
+  Overlap::Mode overlap = Overlap::Mode::Measured;  // with experts on other ranks; in one process only Always
   bool no_skip = false, no_prefix_sharing = false;
 
   static constexpr std::uint32_t kRowsPerSequence = 8;  // a decode row and its drafts

@@ -231,10 +231,10 @@ TEST(Invariance, StepsInTwoHalvesGiveTheSameBits) {
   LocalModel& model = mini();
   const auto ids = long_prompt();
   const auto expected = model.all_logits(ids, ids.size());
-  model.backbone.overlap_from(2);
+  model.backbone.set_overlap(Overlap::Mode::Always);
   for (const std::size_t chunk : {2u, 3u, 16u, 600u})
     EXPECT_TRUE(same_bits(model.all_logits(ids, chunk), expected)) << "chunk " << chunk;
-  model.backbone.overlap_from(~std::size_t{0});
+  model.backbone.set_overlap(Overlap::Mode::Never);
 }
 
 TEST(Invariance, RolledBackTokensLeaveNoTrace) {

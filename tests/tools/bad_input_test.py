@@ -95,7 +95,7 @@ class BadInput(unittest.TestCase):
 
     def test_bad_numbers(self):
         for flag, value in (("--max-tokens", "-1"), ("--max-tokens", "12x"), ("--temperature", "nan"), ("--top-p", "2"),
-                            ("--chunk", "0"), ("--seed", "99999999999999999999"), ("--threads", "0")):
+                            ("--chunk", "0"), ("--overlap", "2"), ("--seed", "99999999999999999999"), ("--threads", "0")):
             self.refused(["--prompt", "a", flag, value], 2, flag, value, ranks=(0,))
 
     def test_no_prompt(self):

@@ -35,6 +35,14 @@ class Invariance(SameLogits):
         for ranks in (1, 2, 3, 5):
             self.same([], ranks=ranks)
 
+    def test_steps_in_halves(self):
+        for ranks in (1, 2, 3):
+            for chunk in ("2", "16"):
+                self.same(["--overlap", "on", "--chunk", chunk], "steps in two halves", ranks=ranks)
+        for ranks in (2, 5):
+            self.same(["--overlap", "auto", "--chunk", "2"], "steps in two halves", ranks=ranks)
+            self.same(["--overlap", "off", "--chunk", "2"], ranks=ranks)
+
     def test_placements(self):
         self.same(["--placement", "contiguous"], ranks=3)
         config = json.loads((CHECKPOINTS / "mini/config.json").read_text())["text_config"]

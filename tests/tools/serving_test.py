@@ -63,7 +63,7 @@ class MixedLengths(unittest.TestCase):
         expected = self.dumped
         self.assertEqual(len(expected), len(lines))
         for name, ranks, arguments in (("one", 0, ["--batch", "4", "--step-tokens", "33"]), ("three", 3, ["--batch", "32"]),
-                                       ("five", 5, ["--batch", "32", "--step-tokens", "90"])):
+                                       ("five", 5, ["--batch", "32", "--step-tokens", "90", "--overlap", "on"])):
             self.assertEqual(self.serve(lines[::-1], *arguments, ranks=ranks, dump=name), outputs)
             self.assertTrue(self.dumped == expected, name)
 
