@@ -427,8 +427,8 @@ void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat1
   const QuantizedRows rows{x.codes, x.scales, x.rows, w.k, x.name};
   if (holds_e8m0_nan(x.scales, x.rows * (w.k / kBlock)) || holds_e4m3_nan(x.codes, x.rows * w.k))
     plain_ops().linear_fp8(rows, w, range, out);
-  else if (x.rows == 1)
-    linear_fp8_one_row(rows, w, range, out);
+  else if (x.rows <= kFewFp8Rows)
+    linear_fp8_few_rows(rows, w, range, out);
   else if (x.rows <= Shared<4>::kRows)
     multiply_rows<4>(rows, w, range, out);
   else if (x.rows <= Shared<2>::kRows)
