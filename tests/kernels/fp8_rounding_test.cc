@@ -2,6 +2,8 @@
 // beside a small one that must not be lost, and scales at the ends of the format.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -44,26 +46,45 @@ void expect_as_plain(const Product& product) {
 #endif
 }
 
-/// Two products that add up to zero, by the codes of their activations and weights.
-struct Pair {
-  std::uint8_t x[2], w[2];
+/// Codes of a block's activations and weights without its last element; the products add up to zero.
+struct Cancelling {
+  std::array<std::uint8_t, kBlock - 1> x{}, w{};
 };
 
-/// The same weight with either sign: what is left of both below 2^-6 is positive.
-Pair remainders(Inputs& inputs) {
-  const auto small = static_cast<std::uint8_t>(inputs.below(4));
-  return {{kMaximum, kMaximum}, {static_cast<std::uint8_t>(kNegative | small), small}};
+/// The same weight with either sign: what AVX-512 leaves of both below 2^-6 is positive.
+Cancelling remainders_of_both_signs(Inputs& inputs) {
+  Cancelling block;
+  for (std::size_t i = 0; i + 1 < block.x.size(); i += 2) {
+    const auto small = static_cast<std::uint8_t>(inputs.below(4));
+    block.x[i] = block.x[i + 1] = kMaximum;
+    block.w[i] = kNegative | small, block.w[i + 1] = small;
+  }
+  return block;
+}
+/// Small weights of one sign against a large one, which has no remainder.
+Cancelling remainders_of_one_sign(Inputs& inputs) {
+  constexpr std::uint8_t kFour = 0x04, kNinetySix = 0x24;  // times 2^-9
+  const auto sign = static_cast<std::uint8_t>(inputs.below(2) * kNegative);
+  Cancelling block;
+  block.x.fill(kMaximum);
+  std::fill_n(block.w.begin(), 24, sign | kFour);
+  block.w[24] = sign ^ kNegative ^ kNinetySix;
+  return block;
 }
 /// A small activation is, beside the largest, a rest as a whole; as a weight it is a multiple of 2^-6.
-Pair rests(Inputs& inputs) {
-  const auto small = static_cast<std::uint8_t>(8 << inputs.below(2));
-  return {{kMaximum, small}, {static_cast<std::uint8_t>(kNegative | small), kMaximum}};
+Cancelling rests(Inputs& inputs) {
+  Cancelling block;
+  for (std::size_t i = 0; i + 1 < block.x.size(); i += 2) {
+    const auto small = static_cast<std::uint8_t>(8 << inputs.below(2));
+    block.x[i] = kMaximum, block.x[i + 1] = small;
+    block.w[i] = kNegative | small, block.w[i + 1] = kMaximum;
+  }
+  return block;
 }
 
-class Fp8Cancellation : public ::testing::TestWithParam<Pair (*)(Inputs&)> {};
+class Fp8Cancellation : public ::testing::TestWithParam<Cancelling (*)(Inputs&)> {};
 
 TEST_P(Fp8Cancellation, LeavesTheSmallTerm) {
-  constexpr std::size_t kPairs = kBlock / 2 - 1;
   for (const std::size_t rows : {1, 2, 4, 7, 8, 9, 17}) {
     for (const std::size_t blocks : {1, 3, 16}) {
       Inputs inputs(rows + blocks);
@@ -72,15 +93,13 @@ TEST_P(Fp8Cancellation, LeavesTheSmallTerm) {
       product.w_scales.assign(ceil_div(kFeatures, kBlock) * blocks, 127);
       product.x.assign(rows * product.k, 0);
       product.w.assign(kFeatures * product.k, 0);
-      // All rows have the same pairs, which cancel; the small term is each row's own.
+      // All rows have the same block, which cancels; the small term is each row's own.
       for (std::size_t b = 0; b < blocks; ++b) {
-        for (std::size_t p = 0; p < kPairs; ++p) {
-          const Pair pair = GetParam()(inputs);
-          for (std::size_t i = 0; i < 2; ++i) {
-            const std::size_t at = b * kBlock + 2 * p + i;
-            for (std::size_t row = 0; row < rows; ++row) product.x[row * product.k + at] = pair.x[i];
-            for (std::size_t f = 0; f < kFeatures; ++f) product.w[f * product.k + at] = pair.w[i];
-          }
+        const Cancelling block = GetParam()(inputs);
+        for (std::size_t i = 0; i < block.x.size(); ++i) {
+          const std::size_t at = b * kBlock + i;
+          for (std::size_t row = 0; row < rows; ++row) product.x[row * product.k + at] = block.x[i];
+          for (std::size_t f = 0; f < kFeatures; ++f) product.w[f * product.k + at] = block.w[i];
         }
         const std::size_t last = (b + 1) * kBlock - 1;
         for (std::size_t row = 0; row < rows; ++row)
@@ -93,8 +112,12 @@ TEST_P(Fp8Cancellation, LeavesTheSmallTerm) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Of, Fp8Cancellation, ::testing::Values(remainders, rests),
-                         [](const auto& test) { return test.index == 0 ? "Remainders" : "Rests"; });
+std::string name_of(std::size_t index) {
+  return std::array{"RemaindersOfBothSigns", "RemaindersOfOneSign", "Rests"}[index];
+}
+INSTANTIATE_TEST_SUITE_P(Of, Fp8Cancellation,
+                         ::testing::Values(remainders_of_both_signs, remainders_of_one_sign, rests),
+                         [](const auto& test) { return name_of(test.index); });
 
 TEST(Fp8Scales, OfEverySize) {
   for (const std::size_t rows : {1, 2, 4, 7, 8, 9, 17}) {
