@@ -2,8 +2,10 @@
 // beside the time that their bytes take at the read bandwidth of the same run. Under mpirun rank 0 is the
 // host and the others hold the experts; --threads is for each rank, and the bandwidth the host's. Several
 // rows then run both whole and in halves (runtime/overlap.h).
+#include <algorithm>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "benchmarks/step_runner.h"
 
@@ -16,48 +18,60 @@ struct Case {
   bool halves;
 };
 
+struct Sample {
+  StepCost cost;
+  double bytes, limit;  // of the step; seconds that reading as many bytes takes
+  double times_limit() const { return cost.seconds / limit; }
+};
+
+/// Every step stands between two readings of as many bytes, since memory may change its speed from one second
+/// to the next. The figures are those of the step with the median ratio.
 Json measure(StepRunner& runner, const SyntheticModel& model, const Options& options, const Case& c) {
   runner.backbone().set_overlap(c.halves ? Overlap::Mode::Always : Overlap::Mode::Never);
   std::vector<Sequence> sequences;
   for (std::size_t i = 0; i < c.sequences; ++i) sequences.push_back(runner.sequence(c.context));
-  StepCost best;
-  best.seconds = 1e300;
-  std::vector<double> times;
-  double read = 0,
-         bytes = 0;  // bandwidth is measured over as many bytes as a step's: it varies within a step
+  std::vector<Sample> samples;
+  double seconds_per_byte = 0;
   const auto start = Clock::now();
   for (std::size_t i = 0; i < 4 || seconds_since(start) < options.seconds; ++i) {
     Step step;
     for (Sequence& sequence : sequences) step.add(sequence, runner.tokens(c.rows), c.rows);
     const StepCost cost = runner.forward(step, StepKind::Decode);
     for (Sequence& sequence : sequences) sequence.rollback(c.context);
+    const double bytes = model.host_bytes().layers + model.host_bytes().head + cost.expert_bytes;
+    const double before = std::exchange(seconds_per_byte, 1 / runner.read_rate(bytes));
     if (i == 0) continue;  // sizes buffers
-    bytes = model.host_bytes().layers + model.host_bytes().head + cost.expert_bytes;
-    read = std::max(read, runner.read_rate(bytes));
-    times.push_back(cost.seconds);
-    if (cost.seconds < best.seconds) best = cost;
+    samples.push_back({cost, bytes, bytes * (before + seconds_per_byte) / 2});
   }
-  std::sort(times.begin(), times.end());
-  bytes = model.host_bytes().layers + model.host_bytes().head + best.expert_bytes;
-  const double limit = bytes / read, rows = static_cast<double>(c.sequences * c.rows);
-  std::fprintf(stderr, "context %8u  sequences %2zu  rows %zu  %s  %8.1f ms  %5.2f x limit  %7.2f rows/s\n",
-               c.context, c.sequences, c.rows, c.halves ? "halves" : "whole ", best.seconds * 1e3,
-               best.seconds / limit, rows / best.seconds);
+  const auto by = [&](auto value) {
+    std::sort(samples.begin(), samples.end(),
+              [&](const Sample& a, const Sample& b) { return value(a) < value(b); });
+  };
+  by([](const Sample& sample) { return sample.cost.seconds; });
+  const double best_seconds = samples.front().cost.seconds;
+  by([](const Sample& sample) { return sample.times_limit(); });
+  const Sample& median = samples[samples.size() / 2];
+  const double rows = static_cast<double>(c.sequences * c.rows);
+  std::fprintf(
+      stderr,
+      "context %8u  sequences %2zu  rows %zu  %s  %8.1f ms beside %.1f GB/s: %5.2f x limit  %7.2f rows/s\n",
+      c.context, c.sequences, c.rows, c.halves ? "halves" : "whole ", median.cost.seconds * 1e3,
+      median.bytes / median.limit / 1e9, median.times_limit(), rows / median.cost.seconds);
   return {{"context", c.context},
           {"sequences", c.sequences},
           {"rows_per_sequence", c.rows},
           {"in_halves", c.halves},
-          {"best_ms", best.seconds * 1e3},
-          {"median_ms", times[times.size() / 2] * 1e3},
-          {"repetitions", times.size()},
-          {"host_weight_bytes", bytes - best.expert_bytes},
-          {"expert_bytes", best.expert_bytes},
-          {"read_bytes_per_s", read},
-          {"limit_ms", limit * 1e3},
-          {"times_limit", best.seconds / limit},
-          {"rows_per_s", rows / best.seconds},
+          {"ms", median.cost.seconds * 1e3},
+          {"best_ms", best_seconds * 1e3},
+          {"repetitions", samples.size()},
+          {"host_weight_bytes", median.bytes - median.cost.expert_bytes},
+          {"expert_bytes", median.cost.expert_bytes},
+          {"read_bytes_per_s", median.bytes / median.limit},
+          {"limit_ms", median.limit * 1e3},
+          {"times_limit", median.times_limit()},
+          {"rows_per_s", rows / median.cost.seconds},
           {"state_bytes_per_sequence", sequences[0].bytes()},
-          {"phases_ms", phases_json(best)}};
+          {"phases_ms", phases_json(median.cost)}};
 }
 
 }  // namespace
