@@ -1,6 +1,6 @@
 // Choosing (docs/model.md 3 and 4, docs/numerics.md 8). Scores of groups and blocks are bf16: 65,536 ordered
 // keys, so that the best `count` are found by counting keys, upper byte first, then the lower byte of the one
-// that decides.
+// that decides. Of many groups only those are counted whose block may hold one of the best.
 #include "kernels/selection.h"
 
 #include <algorithm>
@@ -16,12 +16,29 @@ namespace {
 constexpr std::uint16_t kExcluded = 0;          // no score has this key
 constexpr std::uint16_t kInfinityKey = 0xFF80;  // of +infinity
 
-/// Orders bf16 values as unsigned integers; -0 counts as +0; -infinity and NaN are excluded.
+/// Orders bf16 values as integers; -0 counts as +0; -infinity and NaN come last.
+constexpr std::int16_t kLast = -0x8000;
+constexpr std::int16_t signed_key(BFloat16 score) {  // no branches: loops over it become vectors
+  const auto magnitude = static_cast<std::int16_t>(score.bits & 0x7FFF);
+  const auto sign = static_cast<std::int16_t>(-(score.bits >> 15));  // 0 or -1
+  const auto value = static_cast<std::int16_t>((magnitude ^ sign) - sign);
+  const bool last = (magnitude > 0x7F80) | (value == -0x7F80);
+  return last ? kLast : value;
+}
+/// The same as unsigned integers; what comes last is excluded.
+constexpr std::uint16_t unsigned_key(std::int16_t key) {
+  return static_cast<std::uint16_t>(key - kLast);
+}
+static_assert(unsigned_key(kLast) == kExcluded);
+static_assert(unsigned_key(signed_key({0x7F80})) == kInfinityKey);
+
 std::uint16_t ordered_key(BFloat16 score) {
-  const std::uint32_t bits = score.bits;
-  const std::uint32_t magnitude = bits & 0x7FFFu;
-  if (magnitude > 0x7F80u || bits == 0xFF80u) return kExcluded;
-  return static_cast<std::uint16_t>(bits <= 0x7FFFu ? 0x8000u + magnitude : 0x8000u - magnitude);
+  return unsigned_key(signed_key(score));
+}
+std::uint16_t largest_key(std::span<const BFloat16> scores) {
+  std::int16_t largest = kLast;
+  for (const BFloat16 score : scores) largest = std::max(largest, signed_key(score));
+  return unsigned_key(largest);
 }
 
 /// The best `count` keys are those above `key` and the first `ties` that equal it.
@@ -73,6 +90,18 @@ void choose(std::size_t count, const ForEach& for_each, const Chosen& chosen) {
   });
 }
 
+/// Visits keys that are there already.
+template <class Visit>
+void visit_keys(std::span<const std::uint16_t> keys, const Visit& visit) {
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    if (keys[i] != kExcluded) visit(i, keys[i]);
+}
+
+/// Block `index` of scores, of which the last one may be shorter.
+std::span<const BFloat16> part_of(std::span<const BFloat16> scores, std::size_t block, std::size_t index) {
+  return scores.subspan(index * block, std::min(block, scores.size() - index * block));
+}
+
 }  // namespace
 
 void gate_scores(std::span<const float> logits, std::span<float> scores) {
@@ -108,16 +137,20 @@ void choose_experts(std::span<const float> scores, std::span<const float> bias, 
 
 void select_groups(std::span<const BFloat16> scores, std::size_t count, std::span<const std::uint8_t> mask,
                    std::size_t mask_block, std::vector<std::int32_t>& out) {
+  constexpr std::size_t kBlockOfGroups = 128;
   out.clear();
-  const std::size_t block = mask.empty() ? std::max<std::size_t>(scores.size(), 1) : mask_block;
+  const std::size_t block = mask.empty() ? kBlockOfGroups : mask_block;
+  thread_local std::vector<std::uint16_t> largest;  // of each block
+  largest.resize(ceil_div(scores.size(), block));
+  for (std::size_t b = 0; b < largest.size(); ++b)
+    largest[b] = mask.empty() || mask[b] != 0 ? largest_key(part_of(scores, block, b)) : kExcluded;
+  // As many groups as are wanted have at least the key that this many blocks reach.
+  const std::uint32_t bound = find_cut(count, [](const auto& visit) { visit_keys(largest, visit); }).key;
   const auto for_each = [&](const auto& visit) {
-    for (std::size_t begin = 0, b = 0; begin < scores.size(); begin += block, ++b) {
-      if (!mask.empty() && mask[b] == 0) continue;
-      const std::size_t end = std::min(begin + block, scores.size());
-      for (std::size_t i = begin; i < end; ++i) {
-        const std::uint16_t key = ordered_key(scores[i]);
-        if (key != kExcluded) visit(i, key);
-      }
+    for (std::size_t b = 0; b < largest.size(); ++b) {
+      if (largest[b] == kExcluded || largest[b] < bound) continue;
+      for (std::size_t i = b * block; i < std::min((b + 1) * block, scores.size()); ++i)
+        if (const std::uint16_t key = ordered_key(scores[i]); key != kExcluded) visit(i, key);
     }
   };
   choose(count, for_each, [&](std::size_t index) { out.push_back(static_cast<std::int32_t>(index)); });
@@ -129,20 +162,11 @@ void select_blocks(std::span<const BFloat16> scores, std::size_t block, std::siz
   mask.assign(blocks, 0);
   thread_local std::vector<std::uint16_t> keys;
   keys.resize(blocks);
-  for (std::size_t b = 0; b < blocks; ++b) {
-    const std::size_t end = std::min((b + 1) * block, scores.size());
-    std::uint16_t best = kExcluded;
-    for (std::size_t i = b * block; i < end; ++i) best = std::max(best, ordered_key(scores[i]));
-    keys[b] = best;
-  }
+  for (std::size_t b = 0; b < blocks; ++b) keys[b] = largest_key(part_of(scores, block, b));
   // The newest block is only partly filled: a full, older one could outscore the most recent tokens.
   if (blocks > 0) keys[blocks - 1] = kInfinityKey;
-  const auto for_each = [&](const auto& visit) {
-    for (std::size_t b = 0; b < blocks; ++b) {
-      if (keys[b] != kExcluded) visit(b, keys[b]);
-    }
-  };
-  choose(count, for_each, [&](std::size_t b) { mask[b] = 1; });
+  choose(
+      count, [](const auto& visit) { visit_keys(keys, visit); }, [&](std::size_t b) { mask[b] = 1; });
 }
 
 }  // namespace dsv41
