@@ -55,6 +55,29 @@ inline void add_products(const Sixteen& w, const Sixteen& x, Lanes& sums) {
   sums.part[1] = _mm512_fmadd_pd(w.part[1], x.part[1], sums.part[1]);
 }
 
+/// One part of sixteen BF16 values: those in even lanes, or those in odd ones, which needs no shuffle.
+template <std::size_t Part>
+inline __m512d bf16_part(__m256i words) {
+  const __m256i floats = Part == 0 ? _mm256_slli_epi32(words, 16)
+                                   : _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xFFFF0000)));
+  return _mm512_cvtps_pd(_mm256_castsi256_ps(floats));
+}
+inline __m256i load_words(const BFloat16* from, __mmask16 mask) {
+  return _mm256_maskz_loadu_epi16(mask, from);
+}
+
+/// Both parts.
+inline Sixteen bf16_parts(const BFloat16* from, __mmask16 mask) {
+  const __m256i words = load_words(from, mask);
+  return {bf16_part<0>(words), bf16_part<1>(words)};
+}
+/// Sums of both parts as sixteen lanes, folded.
+inline double fold_bf16_parts(__m512d even, __m512d odd) {
+  const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  return fold(_mm512_permutex2var_pd(even, first, odd),
+              _mm512_permutex2var_pd(even, _mm512_add_epi64(first, _mm512_set1_epi64(4)), odd));
+}
+
 // ---- One row ----
 
 /// Dot products of one activation row with four weight rows, each k elements behind the one before. Fetched
@@ -71,15 +94,16 @@ DSV41_OUT_OF_LINE void row_dots(const BFloat16* x, const BFloat16* const* w, std
   Lanes sums[kSingleFeatures];
   for (std::size_t i = 0; i < k; i += 2 * kWidth) {
     const __mmask16 mask = first_values(k - i), next = first_values(k - std::min(k, i + kWidth));
-    const Sixteen x0 = widen(x + i, mask), x1 = widen(x + i + kWidth, next);
+    const Sixteen x0 = bf16_parts(x + i, mask), x1 = bf16_parts(x + i + kWidth, next);
 #pragma GCC unroll 4
     for (std::size_t f = 0; f < kSingleFeatures; ++f) {
       prefetch(w[f] + i + kSingleFeatures * k);
-      add_products(widen(w[f] + i, mask), x0, sums[f]);
-      add_products(widen(w[f] + i + kWidth, next), x1, sums[f]);
+      add_products(bf16_parts(w[f] + i, mask), x0, sums[f]);
+      add_products(bf16_parts(w[f] + i + kWidth, next), x1, sums[f]);
     }
   }
-  for (std::size_t f = 0; f < kSingleFeatures; ++f) out.values[f] = fold(sums[f]);
+  for (std::size_t f = 0; f < kSingleFeatures; ++f)
+    out.values[f] = fold_bf16_parts(sums[f].part[0], sums[f].part[1]);
   out.nan = false;
 }
 /// x: the panel of one row.
@@ -132,17 +156,6 @@ bool single_sums(const Activation* x, const Weights& w, std::size_t features, do
 }
 
 // ---- Groups of rows: weights go from the decoding to their products without a trip through memory ----
-
-/// One part of sixteen BF16 values: those in even lanes, or those in odd ones, which needs no shuffle.
-template <std::size_t Part>
-inline __m512d bf16_part(__m256i words) {
-  const __m256i floats = Part == 0 ? _mm256_slli_epi32(words, 16)
-                                   : _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xFFFF0000)));
-  return _mm512_cvtps_pd(_mm256_castsi256_ps(floats));
-}
-inline __m256i load_words(const BFloat16* from, __mmask16 mask) {
-  return _mm256_maskz_loadu_epi16(mask, from);
-}
 
 /// The sums of one part for a group of rows and its features, [features][rows].
 struct PartSums {
@@ -240,16 +253,9 @@ struct Bf16Rows {
   const BFloat16* row(std::size_t feature) const { return values + feature * k; }
 
   struct Split {
-    Sixteen operator()(const BFloat16* from, __mmask16 mask) const {
-      const __m256i words = load_words(from, mask);
-      return {bf16_part<0>(words), bf16_part<1>(words)};
-    }
+    Sixteen operator()(const BFloat16* from, __mmask16 mask) const { return bf16_parts(from, mask); }
   };
-  static double fold_parts(__m512d even, __m512d odd) {
-    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-    return fold(_mm512_permutex2var_pd(even, first, odd),
-                _mm512_permutex2var_pd(even, _mm512_add_epi64(first, _mm512_set1_epi64(4)), odd));
-  }
+  static double fold_parts(__m512d even, __m512d odd) { return fold_bf16_parts(even, odd); }
 };
 /// Codes stand for their value times 2^-1016; the scales are in the activations.
 struct Fp8Rows {
