@@ -32,9 +32,14 @@ constexpr std::size_t kTile = kBlock;  // features whose sums are handed on toge
 struct CodeWords {
   __m512i low, high;  // of the first and the second eight codes of each sixteen
 };
-inline CodeWords code_words(__m512i codes) {
+/// `largest` takes in code + code, bytewise, which is 0xFE for NaN only.
+inline CodeWords code_words(__m512i codes, __m512i& largest) {
   const __m512i rest = _mm512_add_epi8(codes, codes), sign = _mm512_and_si512(codes, _mm512_set1_epi8(-128));
+  largest = _mm512_max_epu8(largest, rest);
   return {_mm512_unpacklo_epi8(rest, sign), _mm512_unpackhi_epi8(rest, sign)};
+}
+inline bool holds_nan(__m512i largest) {
+  return _mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8(-2)) != 0;
 }
 /// Eight of them, from 128-bit part `Part`.
 template <int Part>
@@ -110,7 +115,7 @@ DSV41_OUT_OF_LINE void row_dots(const BFloat16* x, const BFloat16* const* w, std
 DSV41_OUT_OF_LINE void row_dots(const PanelVector* x, const std::uint8_t* const* w, std::size_t k,
                                 Dots& out) {
   Lanes sums[kSingleFeatures];
-  __mmask64 nan = 0;
+  __m512i largest = _mm512_setzero_si512();
   const std::size_t part = padded_length(k) / 32;
   for (std::size_t i = 0; i < k; i += 64, x += 2) {
     const std::uint64_t mask = first_bytes(k - i);
@@ -118,9 +123,7 @@ DSV41_OUT_OF_LINE void row_dots(const PanelVector* x, const std::uint8_t* const*
 #pragma GCC unroll 4
     for (std::size_t f = 0; f < kSingleFeatures; ++f) {
       prefetch(w[f] + i + kSingleFeatures * k);
-      const __m512i codes = load_part(w[f] + i, mask);
-      nan |= _mm512_cmpeq_epi8_mask(_mm512_or_si512(codes, _mm512_set1_epi8(-128)), _mm512_set1_epi8(-1));
-      words[f] = code_words(codes);
+      words[f] = code_words(load_part(w[f] + i, mask), largest);
     }
     const Sixteen x0 = {panel_values<0>(x[0]), panel_values<0>(x[part])};
     const Sixteen x1 = {panel_values<1>(x[0]), panel_values<1>(x[part])};
@@ -138,7 +141,7 @@ DSV41_OUT_OF_LINE void row_dots(const PanelVector* x, const std::uint8_t* const*
     }
   }
   for (std::size_t f = 0; f < kSingleFeatures; ++f) out.values[f] = fold(sums[f]);
-  out.nan = nan != 0;
+  out.nan = holds_nan(largest);
 }
 
 /// Sums of one row with `features` <= kTile features. False when an FP8 weight is NaN.
@@ -241,7 +244,7 @@ DSV41_OUT_OF_LINE void part_sums(const PanelVector* x, const std::uint8_t* const
   }
 #pragma GCC unroll 24
   for (std::size_t j = 0; j < kSums; ++j) out.sums[j] = sum[j];
-  if (Part == 0) out.nan = _mm512_cmpeq_epi8_mask(largest, _mm512_set1_epi8(-2)) != 0;
+  if (Part == 0) out.nan = holds_nan(largest);
 }
 
 /// Weight rows of a matrix, and how sixteen lanes are split in two parts.
