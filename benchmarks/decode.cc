@@ -31,7 +31,7 @@ Json measure(StepRunner& runner, const SyntheticModel& model, const Options& opt
   std::vector<Sequence> sequences;
   for (std::size_t i = 0; i < c.sequences; ++i) sequences.push_back(runner.sequence(c.context));
   std::vector<Sample> samples;
-  double seconds_per_byte = 0;
+  double seconds_per_byte = 0, best_seconds = 1e300;
   const auto start = Clock::now();
   for (std::size_t i = 0; i < 4 || seconds_since(start) < options.seconds; ++i) {
     Step step;
@@ -42,14 +42,10 @@ Json measure(StepRunner& runner, const SyntheticModel& model, const Options& opt
     const double before = std::exchange(seconds_per_byte, 1 / runner.read_rate(bytes));
     if (i == 0) continue;  // sizes buffers
     samples.push_back({cost, bytes, bytes * (before + seconds_per_byte) / 2});
+    best_seconds = std::min(best_seconds, cost.seconds);
   }
-  const auto by = [&](auto value) {
-    std::sort(samples.begin(), samples.end(),
-              [&](const Sample& a, const Sample& b) { return value(a) < value(b); });
-  };
-  by([](const Sample& sample) { return sample.cost.seconds; });
-  const double best_seconds = samples.front().cost.seconds;
-  by([](const Sample& sample) { return sample.times_limit(); });
+  std::sort(samples.begin(), samples.end(),
+            [](const Sample& a, const Sample& b) { return a.times_limit() < b.times_limit(); });
   const Sample& median = samples[samples.size() / 2];
   const double rows = static_cast<double>(c.sequences * c.rows);
   std::fprintf(

@@ -14,9 +14,9 @@ namespace avx512 {
 void dequantize_group(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t k, float* out);
 void linear_fp4(const QuantizedRows& x, const Fp4Matrix& w, Range range, BFloat16* out);
 void linear_fp8(const QuantizedRows& x, const Fp8Matrix& w, Range range, BFloat16* out);
+// The words of three rows leave the first-level cache where K is large.
+inline constexpr std::size_t kFewFp8Rows = 2;
 /// linear_fp8 of at most kFewFp8Rows rows whose codes and scales are numbers.
-inline constexpr std::size_t kFewFp8Rows =
-    2;  // the words of three leave the first-level cache where K is large
 void linear_fp8_few_rows(const QuantizedRows& rows, const Fp8Matrix& w, Range range, BFloat16* out);
 
 void linear_bf16(const BFloat16* x, std::size_t rows, std::size_t x_stride, const Bf16Matrix& w, Range range,

@@ -213,10 +213,8 @@ inline __attribute__((always_inline)) void add_codes(const PanelVector* x, __m51
   __m512i words[kFeatures];
 #pragma GCC unroll 8
   for (std::size_t f = 0; f < kFeatures; ++f) {
-    const __m512i code = codes(f);
-    const __m512i rest = _mm512_add_epi8(code, code), sign = _mm512_and_si512(code, _mm512_set1_epi8(-128));
-    if (Part == 0) largest = _mm512_max_epu8(largest, rest);
-    words[f] = Part == 0 ? _mm512_unpacklo_epi8(rest, sign) : _mm512_unpackhi_epi8(rest, sign);
+    const CodeWords both = code_words(codes(f), largest);
+    words[f] = Part == 0 ? both.low : both.high;
   }
   add_products<0, Rows, kFeatures>(x, sum, [&](std::size_t f) { return eight_codes<0>(words[f]); });
   add_products<1, Rows, kFeatures>(x, sum, [&](std::size_t f) { return eight_codes<1>(words[f]); });
